@@ -1,0 +1,1 @@
+"""The algorithm: advantages, surrogates, reductions, KL, rewards, sampling and the loop, a file each."""

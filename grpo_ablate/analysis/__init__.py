@@ -1,0 +1,1 @@
+"""Analysis: from run records to tidy tables, summaries, figures and the paper."""

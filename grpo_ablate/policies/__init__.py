@@ -1,0 +1,1 @@
+"""Policies that the one training loop drives."""

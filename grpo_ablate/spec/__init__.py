@@ -1,0 +1,1 @@
+"""The specs: testbeds, experiments, rows, presets; resolution, validation, identity. No torch here."""

@@ -1,0 +1,212 @@
+"""The switches of a run as typed records, each with its frozen neutral value.
+
+A field's default is its *neutral value*: a resolved spec drops every key that equals it before
+hashing, so that adding a switch renames no earlier run. Changing a default therefore changes what
+old hashes mean: bump ``SCHEMA_VERSION`` when one must change (a test keeps the list append-only).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+Off = Literal["off"]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=80)]
+
+
+class Section(BaseModel):
+    """A named group of switches; unknown keys are refused and types are not coerced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Candidate(Section):
+    """One fixed response of a selection prompt and the quality it earns."""
+
+    text: str
+    quality: Finite
+
+
+class SelectionPrompt(Section):
+    """A source sentence, the language to translate into, and the candidates to choose from."""
+
+    source: str
+    target: str
+    candidates: Annotated[list[Candidate], Field(min_length=2)]
+
+
+class SelectionTask(Section):
+    """Choose one of a prompt's fixed candidates; the reward is the candidate's quality."""
+
+    name: Literal["selection"] = "selection"
+    version: int = 1
+    prompts: Annotated[list[SelectionPrompt], Field(min_length=1)]
+
+
+class TabularPolicy(Section):
+    """One categorical distribution per prompt with logits of its own, started uniform, in float64."""
+
+    name: Literal["tabular"] = "tabular"
+
+
+class Evaluation(Section):
+    """When and how a policy is measured. ``samples: exact`` takes the expectation in closed form."""
+
+    every: Count = 1  # rounds between evaluations; round 0 and the last are always evaluated
+    samples: Count | Literal["exact"] = "exact"  # responses per held-out prompt
+    last: Count = 1  # the score of a run is the mean of its last evaluations
+
+
+class Reward(Section):
+    """The scalar that a response earns and its way into the group statistics (maths: rewards)."""
+
+    source: Literal["task"] = "task"
+    components: dict[str, Finite] = {}  # weight per named component; empty: the task's own total
+    transform: Literal[
+        "identity", "affine", "per-prompt-affine", "power", "clip", "rank", "noise", "constant", "random"
+    ] = "identity"
+    scale: Finite = 1.0  # affine: a in a r + b
+    shift: Finite = 0.0  # affine: b in a r + b
+    scale_low: Positive = 0.5  # per-prompt-affine: a_x uniform in [scale_low, scale_high]
+    scale_high: Positive = 2.0
+    shift_low: Finite = -1.0  # per-prompt-affine: b_x uniform in [shift_low, shift_high]
+    shift_high: Finite = 1.0
+    power: Positive = 1.0  # power: r ** power
+    clip_low: Finite | Off = "off"  # clip: bounds of r
+    clip_high: Finite | Off = "off"
+    noise_std: NonNegative = 0.0  # noise: standard deviation of additive normal noise
+    constant: Finite = 0.0  # constant: the reward of every response
+    overlong: Literal["off", "soft", "mask"] = "off"
+    overlong_buffer: Annotated[int, Field(ge=0)] = 0  # soft: L_cache, tokens before the limit
+    masked_in_baseline: bool = True  # mask: does a masked response count in the group statistics
+    masked_in_denominator: bool = True  # mask: does it count in BG and N
+
+
+class Sampling(Section):
+    """How responses are drawn: the law, the groups, the filter."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"  # pretrained models only
+    prompts: Count = 8  # B, prompts (groups) per round
+    prompt_order: Literal["each-once", "cycle", "iid"] = "cycle"
+    group_size: Count = 8  # G, responses per prompt
+    max_tokens: Count = 1  # L_max
+    temperature: Positive = 1.0
+    top_k: Count | Off = "off"
+    top_p: Fraction = 1.0
+    dynamic: Literal["off", "drop", "resample"] = "off"
+    filter_on: str = "accuracy"  # reward component whose raw values the filter tests
+    max_resample: Count = 3  # resample: extra draws allowed after the first
+    on_exhausted: Literal["train-on-fewer", "fail"] = "train-on-fewer"
+    random_key: Annotated[int, Field(ge=0, lt=65536)] = 0  # key of all random numbers, beside the seed
+
+
+class Advantage(Section):
+    """From shaped rewards to one weight per token (maths: advantages, process supervision)."""
+
+    supervision: Literal["outcome", "process"] = "outcome"
+    baseline: Literal["none", "constant", "mean", "leave-one-out", "batch", "ema"] = "mean"
+    constant: Finite = 0.0  # baseline constant: b
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    ema_initial: Finite = 0.0
+    scale: Literal["none", "group-std", "batch-std", "leave-one-out-std"] = "group-std"
+    ddof: Literal[0, 1] = 0
+    eps: NonNegative = 0.0  # delta, the stabiliser of the divisor
+    eps_inside: bool = False  # sqrt(s^2 + eps) instead of s + eps
+    advantage_clip: Positive | Off = "off"
+
+
+class Update(Section):
+    """The surrogate, its clipping, the reduction to a loss, and the inner loop (maths: surrogate)."""
+
+    surrogate: Literal["clip", "reinforce", "cispo", "sequence", "geometric", "soft"] = "clip"
+    clip_low: NonNegative | Off = 0.2
+    clip_high: NonNegative | Off = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | Off = "off"
+    tau_pos: Positive = 1.0
+    tau_neg: Positive = 1.05
+    log_ratio_clamp: Positive | Off = "off"
+    reduction: Literal["sequence-mean", "token-mean", "constant", "sequence-sum"] = "sequence-mean"
+    constant: Count | Literal["max-tokens"] = "max-tokens"  # L_max of the constant reduction
+    inner_passes: Count = 1
+    minibatches: Count = 1
+    entropy_coefficient: Finite = 0.0
+    staleness: Annotated[int, Field(ge=0)] = 0  # rounds between sampler and trainer
+    mismatch: Literal["none", "truncate", "mask"] = "none"
+    mismatch_level: Literal["token", "sequence"] = "token"
+    mismatch_cap: Positive = 2.0
+    force: bool = False  # allow a combination that is refused because it misweights tokens
+
+
+class Kl(Section):
+    """The penalty on distance from the reference policy (maths: KL to the reference)."""
+
+    beta: NonNegative = 0.0
+    estimator: Literal["k1", "k2", "k3", "exact"] = "k3"
+    gradient: Literal["pathwise", "ratio", "score-function"] = "pathwise"
+    place: Literal["loss", "reward-before", "reward-after"] = "loss"
+    refresh_reference: Annotated[int, Field(ge=0)] = 0  # rounds between refreshes; 0: never
+
+
+class Optimizer(Section):
+    """The optimiser of the policy's parameters, the same for every member."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: Positive = 0.1
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: Annotated[int, Field(ge=0)] = 0  # optimiser steps of linear warm-up
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [
+        0.9,
+        0.999,
+    ]
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive | Off = "off"  # per member
+
+
+class Budget(Section):
+    """What every row may spend, and what is held when a row changes the group size."""
+
+    rollouts: Count  # responses generated in all, rejected ones included
+    hold: Literal["prompts-x-group", "prompts"] = "prompts-x-group"
+
+
+class Switches(Section):
+    """The switches of the algorithm itself: what one batch of responses is turned into."""
+
+    reward: Reward = Reward()
+    sampling: Sampling = Sampling()
+    advantage: Advantage = Advantage()
+    update: Update = Update()
+    kl: Kl = Kl()
+
+
+class Spec(Switches):
+    """Everything that decides what is trained and measured; equal specs are one run."""
+
+    task: SelectionTask
+    policy: TabularPolicy = TabularPolicy()
+    evaluation: Evaluation = Evaluation()
+    optimizer: Optimizer = Optimizer()
+    budget: Budget
+
+    @property
+    def rollouts_per_round(self) -> int:
+        """B G, responses generated in one round before any resampling."""
+        return self.sampling.prompts * self.sampling.group_size
+
+    @property
+    def rounds(self) -> int:
+        """Rollout rounds that the budget pays for when nothing is resampled."""
+        return self.budget.rollouts // self.rollouts_per_round
+
+    @property
+    def steps_per_round(self) -> int:
+        """Optimiser steps taken on the responses of one round."""
+        return self.update.inner_passes * self.update.minibatches

@@ -1,0 +1,1 @@
+"""Tasks: prompts, and the rewards that responses to them earn."""

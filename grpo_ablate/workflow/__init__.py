@@ -1,0 +1,1 @@
+"""What the Snakemake rules need at parse time: cells, digests, devices, guards."""
