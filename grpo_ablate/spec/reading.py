@@ -190,5 +190,6 @@ def _expected(error: Any) -> str:
         words |= {"less_than_equal": "at most", "less_than": "less than"}
         return f"{words[kind]} {next(iter(context.values()))}"
     if kind in ("too_short", "too_long"):
-        return f"{'at least' if kind == 'too_short' else 'at most'} {next(v for k, v in context.items() if k.endswith('length') and k != 'actual_length')} entries"
+        bound = context["min_length"] if kind == "too_short" else context["max_length"]
+        return f"{'at least' if kind == 'too_short' else 'at most'} {bound} entries"
     return _TYPES.get(kind, error["msg"][0].lower() + error["msg"][1:])

@@ -1,0 +1,274 @@
+"""From the files a user writes to fully resolved rows: testbed, preset, axes and a row's own keys, merged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_ablate.errors import UserError, nearest
+from grpo_ablate.spec.combinations import refusal
+from grpo_ablate.spec.files import Changes, ExperimentFile, RowFile, TestbedFile
+from grpo_ablate.spec.identity import spec_hash
+from grpo_ablate.spec.inert import Inert, neutralised, notes
+from grpo_ablate.spec.presets import PRESETS
+from grpo_ablate.spec.reading import checked, parse_yaml, read_yaml
+from grpo_ablate.spec.schema import Advantage, Kl, Spec, Switches, Update
+
+Sparse = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One resolved row. ``spec`` is what was stated; ``effective`` is what trains: inert switches neutral."""
+
+    id: str
+    label: str
+    spec: Spec
+    effective: Spec
+    inert: tuple[Inert, ...]
+    hash: str
+    notes: tuple[str, ...]
+    stated: Sparse = field(compare=False)  # the switches this row itself writes
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """What a testbed says beside its spec."""
+
+    __test__ = False
+
+    name: str
+    path: Path
+    quick: bool
+    seeds_per_job: int
+    stale: str
+    stream: bool
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure that an experiment asks for, by kind and options."""
+
+    kind: str
+    options: dict[str, Any] = field(compare=False, default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One ablation, resolved and checked."""
+
+    name: str
+    path: Path
+    question: str
+    testbed: Testbed
+    baseline: str
+    seeds: int
+    metric: str
+    rows: tuple[Row, ...]
+    axes: dict[str, tuple[str, ...]] = field(compare=False)
+    figures: tuple[FigureSpec, ...]
+    published: Path | None
+
+    def row(self, name: str) -> Row:
+        """Return the row of that id, or raise a UserError that offers the nearest one."""
+        for row in self.rows:
+            if row.id == name:
+                return row
+        raise UserError(f"{self.path}: no row '{name}'; {nearest(name, [row.id for row in self.rows])}")
+
+
+# A preset settles these whole, whatever the testbed says: what it does not name is neutral.
+_PRESET_OWNS: dict[str, tuple[str, ...]] = {
+    "advantage": tuple(Advantage.model_fields),
+    "kl": tuple(Kl.model_fields),
+    "update": (
+        "surrogate", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg", "log_ratio_clamp",
+        "reduction", "constant", "mismatch", "mismatch_level", "mismatch_cap",
+    ),
+}  # fmt: skip
+_NEUTRAL = {"advantage": Advantage(), "kl": Kl(), "update": Update()}
+
+
+def merged(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Merge sections key by key; later layers win."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for section, keys in layer.items():
+            if isinstance(keys, dict) and isinstance(result.get(section), dict):
+                result[section] = {**result[section], **keys}
+            else:
+                result[section] = keys
+    return result
+
+
+def preset_switches(name: str, where: str) -> Sparse:
+    """Return every switch that a preset settles, neutral values included."""
+    if name not in PRESETS:
+        raise UserError(f"{where}: no preset '{name}'; {nearest(name, PRESETS)}")
+    owned = {
+        section: {key: getattr(_NEUTRAL[section], key) for key in keys} for section, keys in _PRESET_OWNS.items()
+    }
+    return merged(owned, PRESETS[name].switches)
+
+
+def load_testbed(path: Path) -> tuple[Testbed, TestbedFile]:
+    """Read one testbed file and check it."""
+    file = checked(TestbedFile, read_yaml(path), str(path))
+    testbed = Testbed(path.stem, path, file.quick, file.seeds_per_job, file.stale, file.stream)
+    return testbed, file
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read an experiment file with its testbed; resolve and check every row.
+
+    Raises:
+        UserError: one sentence that names the file, the row and the key at fault.
+    """
+    file = checked(ExperimentFile, read_yaml(path), str(path))
+    testbed_path = path.parent / "testbeds" / f"{file.testbed}.yaml"
+    if not testbed_path.exists():
+        known = sorted(p.stem for p in testbed_path.parent.glob("*.yaml"))
+        raise UserError(f"{path}: no testbed '{file.testbed}' ({testbed_path}); {nearest(file.testbed, known)}")
+    testbed, testbed_file = load_testbed(testbed_path)
+    base = testbed_file.model_dump(
+        exclude_unset=True, exclude={"description", "quick", "seeds_per_job", "stale", "stream"}
+    )
+    written = _crossed(path, file)
+    for name, row in file.rows.items():
+        if name in written:
+            raise UserError(f"{path}: row '{name}' is written under rows and crossed from axes; rename one.")
+        written[name] = row
+    if not written:
+        raise UserError(f"{path}: the experiment has no rows; write some under rows or axes.")
+    rows = tuple(_resolve(path, testbed_file, name, row, base) for name, row in written.items())
+    if file.baseline not in written:
+        raise UserError(f"{path}: the baseline '{file.baseline}' is no row; {nearest(file.baseline, written)}")
+    published = None if file.published is None else path.parent.parent / file.published
+    if published is not None and not published.exists():
+        raise UserError(f"{path}: the published table {file.published} does not exist.")
+    figures = tuple(
+        FigureSpec(f) if isinstance(f, str) else FigureSpec(*next(iter(f.items()))) for f in file.figures
+    )
+    axes = {axis: tuple(levels) for axis, levels in file.axes.items()}
+    return Experiment(
+        path.stem, path, file.question, testbed, file.baseline, file.seeds, file.metric, rows, axes, figures,
+        published,
+    )  # fmt: skip
+
+
+def load_experiments(folder: Path = Path("experiments")) -> list[Experiment]:
+    """Return every experiment of a folder, by name."""
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise UserError(f"{folder}: no experiment files (*.yaml) here.")
+    return [load_experiment(path) for path in paths]
+
+
+def _crossed(path: Path, file: ExperimentFile) -> dict[str, RowFile]:
+    if not file.axes:
+        return {}
+    for axis, levels in file.axes.items():
+        for name in levels:
+            if "--" in name:
+                raise UserError(f"{path}: axis {axis}: the level '{name}' contains '--', which joins levels.")
+    rows = {}
+    for combination in itertools.product(*(levels.items() for levels in file.axes.values())):
+        name = "--".join(level for level, _ in combination)
+        owner: dict[str, str] = {}
+        for axis, (_, level) in zip(file.axes, combination, strict=True):
+            for section, keys in level.stated().items():
+                for key in keys:
+                    if owner.setdefault(f"{section}.{key}", axis) != axis:
+                        raise UserError(
+                            f"{path}: row '{name}': the axes {owner[f'{section}.{key}']} and {axis} "
+                            f"both set {section}.{key}."
+                        )
+        presets = [level.preset for _, level in combination if level.preset is not None]
+        if len(presets) > 1:
+            raise UserError(f"{path}: row '{name}': two axes both name a preset.")
+        row: dict[str, Any] = merged(*(level.stated() for _, level in combination))
+        rows[name] = RowFile.model_validate(row | ({"preset": presets[0]} if presets else {}))
+    return rows
+
+
+def _resolve(path: Path, testbed: TestbedFile, name: str, row: RowFile, base: dict[str, Any]) -> Row:
+    where = f"{path}: row '{name}'"
+    stated = row.stated()
+    preset = {} if row.preset is None else preset_switches(row.preset, where)
+    layers = merged(base, preset, stated)
+    budget, sampling = layers["budget"], layers.setdefault("sampling", {})
+    changed_groups = "group_size" in merged(preset, stated).get("sampling", {})
+    if (
+        changed_groups
+        and "prompts" not in stated.get("sampling", {})
+        and budget.get("hold", "prompts-x-group") == "prompts-x-group"
+    ):
+        held = testbed.sampling.prompts * testbed.sampling.group_size
+        if held % sampling["group_size"]:
+            raise UserError(
+                f"{where}: sampling.group_size {sampling['group_size']} does not divide the {held} rollouts "
+                "per update that budget.hold prompts-x-group holds."
+            )
+        sampling["prompts"] = held // sampling["group_size"]
+    spec = checked(Spec, layers, where)
+    reason = refusal(spec)
+    if reason is not None:
+        raise UserError(f"{where}: {reason}")
+    effective, inert = neutralised(spec)
+    return Row(
+        id=name,
+        label=row.label or name.replace("--", ", "),
+        spec=spec,
+        effective=effective,
+        inert=inert,
+        hash=spec_hash(effective),
+        notes=notes(spec),
+        stated=stated,
+    )
+
+
+def switches(row: str | None, preset: str | None, settings: Sequence[str]) -> Switches:
+    """Return the switches of ``experiments/x.yaml:row`` or of a preset, with ``section.key=value`` settings.
+
+    Without row or preset: the preset ``documents``.
+    """
+    if row is not None and preset is not None:
+        raise UserError("give a row or a preset, not both.")
+    base: Sparse
+    if row is not None:
+        spec = find_row(row)[1].spec
+        base = {name: getattr(spec, name).model_dump() for name in Switches.model_fields}
+    else:
+        base = preset_switches(preset or "documents", "--preset")
+    own = _settings(settings)
+    found = checked(Switches, merged(base, own), "--set" if settings else f"preset {preset or 'documents'}")
+    reason = refusal(found)
+    if reason is not None:
+        raise UserError(reason)
+    return found
+
+
+def _settings(settings: Sequence[str]) -> Sparse:
+    own: Sparse = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not equals or not dot or not name:
+            raise UserError(f"--set {setting}: expected section.key=value, as in advantage.scale=none.")
+        if section not in Switches.model_fields:
+            raise UserError(f"--set {setting}: no section '{section}'; {nearest(section, Switches.model_fields)}")
+        own.setdefault(section, {})[name] = parse_yaml(f"value: {value.strip()}", f"--set {setting}")["value"]
+    checked(Changes, own, "--set")
+    return own
+
+
+def find_row(address: str) -> tuple[Experiment, Row]:
+    """Return the experiment and row of an address ``experiments/x.yaml:row``."""
+    path, colon, name = address.rpartition(":")
+    if not colon:
+        raise UserError(f"'{address}': expected a file and a row, as in experiments/selection.yaml:ROW.")
+    experiment = load_experiment(Path(path))
+    return experiment, experiment.row(name)
