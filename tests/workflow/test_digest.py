@@ -1,0 +1,154 @@
+"""The code digest: what changes it and what does not, on a package of five small files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from grpo_ablate.workflow.digest import digest
+from grpo_ablate.workflow.sources import Sources
+
+FILES = {
+    "__init__": "",
+    "train": '''
+"""Trains."""
+import math
+from toy.loop import run
+from toy import spec
+
+def train(cell: spec.Cell) -> None:
+    """Train one cell."""
+    from toy.engines import ENGINES
+    # what remains
+    engine = ENGINES[cell.engine]()
+    return run(engine, cell.rounds, math.pi)
+''',
+    "loop": """
+from .constants import RATE as STEP
+from toy import helpers
+
+def run(engine, rounds, angle):
+    return helpers.scale(engine.step(rounds), STEP)
+
+def unused():
+    return 1
+""",
+    "constants": "RATE = 0.5\nOTHER = 1\n",
+    "helpers": """
+def scale(value, rate):
+    return value * inner(rate)
+
+def inner(rate):
+    return rate
+
+def unrelated():
+    return 0
+""",
+    "engines": """
+class Slow:
+    def step(self, rounds):
+        return rounds
+
+class Fast:
+    def step(self, rounds):
+        return rounds + 1
+
+ENGINES = {"slow": Slow, "fast": Fast}
+""",
+    "spec": """
+class Cell:
+    engine: str
+
+    @property
+    def rounds(self):
+        return self.budget // self.size
+
+    @property
+    def size(self):
+        return 2
+
+    @property
+    def other(self):
+        return 3
+""",
+}
+
+
+def toy(folder: Path, engine: str | None = "slow", **edits: tuple[str, str]) -> str:
+    """Digest of the toy package's training with one engine after replacing text in its files."""
+    package = folder / "toy"
+    package.mkdir(exist_ok=True)
+    for name, text in FILES.items():
+        old, new = edits.get(name, ("", ""))
+        assert old in text
+        (package / f"{name}.py").write_text(text.replace(old, new) if old else text)
+
+    def select(keys: Iterable[str]) -> set[str] | None:
+        return {engine} if engine and set(keys) <= {"slow", "fast", "new"} else None
+
+    return digest(
+        Sources(package, "toy"), ["toy.train.train"], excluded=("toy.spec",), select=select, schema="toy.spec"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("train", '"""Train one cell."""', '"""Train a cell, better said."""'),
+        ("train", "# what remains", "# another comment"),
+        ("train", "engine = ENGINES[cell.engine]()", "engine = (\n        ENGINES[cell.engine]()\n    )"),
+        ("train", "cell: spec.Cell) -> None", "cell) -> int"),
+        ("loop", "    return 1", "    return 2"),
+        ("constants", "OTHER = 1", "OTHER = 2"),
+        ("helpers", "    return 0", "    return 5"),
+        ("engines", "rounds + 1", "rounds + 2"),
+        ("engines", '"fast": Fast}', '"fast": Fast, "new": Fast}'),
+        ("spec", "    engine: str", "    engine: str\n    added: int = 0"),
+        ("spec", "return 3", "return 4"),
+    ],
+)
+def test_what_a_run_does_not_use_leaves_its_digest_alone(tmp_path: Path, file: str, old: str, new: str) -> None:
+    assert toy(tmp_path, **{file: (old, new)}) == toy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("train", "math.pi", "math.tau"),
+        ("train", "import math", "import cmath as math"),
+        ("loop", "engine.step(rounds)", "engine.step(rounds + 1)"),
+        ("constants", "RATE = 0.5", "RATE = 0.25"),
+        ("helpers", "    return rate", "    return rate * 2"),
+        ("engines", "        return rounds\n", "        return rounds * 3\n"),
+        ("helpers", "def scale", "import torch\ntorch.set_num_threads(2)\n\ndef scale"),
+        ("spec", "self.budget // self.size", "self.budget"),
+        ("spec", "return 2", "return 8"),
+    ],
+)
+def test_what_a_run_uses_changes_its_digest(tmp_path: Path, file: str, old: str, new: str) -> None:
+    assert toy(tmp_path, **{file: (old, new)}) != toy(tmp_path)
+
+
+def test_a_registry_contributes_the_selected_entry_only(tmp_path: Path) -> None:
+    edit = {"engines": ("rounds + 1", "rounds + 2")}
+    assert toy(tmp_path, "fast", **edit) != toy(tmp_path, "fast")
+    assert toy(tmp_path, None, **edit) != toy(tmp_path, None)
+
+
+def test_an_entry_named_by_a_constant_key_counts_for_every_row(tmp_path: Path) -> None:
+    def named(edit: str) -> str:
+        return toy(
+            tmp_path,
+            train=("ENGINES[cell.engine]()", 'ENGINES["fast"]()'),
+            engines=("rounds + 1", edit),
+        )
+
+    assert named("rounds + 1") != named("rounds + 2")
+
+
+def test_a_missing_root_is_refused(tmp_path: Path) -> None:
+    toy(tmp_path)
+    with pytest.raises(ValueError, match=r"toy\.train\.absent is not defined"):
+        digest(Sources(tmp_path / "toy", "toy"), ["toy.train.absent"], excluded=())
