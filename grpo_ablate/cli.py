@@ -1,0 +1,229 @@
+"""The command line: thin, and quick to start; every command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo_ablate import __version__
+from grpo_ablate.errors import UserError
+
+Arguments = argparse.Namespace
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command; a user's mistake becomes one sentence on stderr and exit code 2."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code = arguments.run(arguments)
+    except UserError as error:
+        print(f"grpo-ablate: error: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise SystemExit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="grpo-ablate", description="Which of GRPO's switches matter, by how much, and how would we know?"
+    )
+    parser.add_argument("--version", action="version", version=f"grpo-ablate {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[[Arguments], int | None], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("plan", _plan, "rows x seeds, budgets, twins, what is done, and the time the rest would take")
+    _experiments(sub)
+    _results(sub)
+    _json(sub)
+
+    sub = command("status", _status, "cells done, missing, failed and stale")
+    _experiments(sub)
+    _results(sub)
+    _json(sub)
+
+    sub = command("train", _train, "train one row on a block of seeds and publish its record")
+    sub.add_argument("row", nargs="?", metavar="EXPERIMENT.yaml:ROW")
+    sub.add_argument("--cell", metavar="JSON", help="a sparse spec, as the workflow passes it, in place of a row")
+    sub.add_argument("--testbed", help="with --cell: the testbed's name")
+    sub.add_argument("--seeds", metavar="A-B", help="the seeds to train (default: all of the experiment's)")
+    sub.add_argument("--stop-with-parent", action="store_true", help="stop at a checkpoint when the caller dies")
+    sub.add_argument("--stream", metavar="URI", help="log to this MLflow server while training")
+    sub.add_argument("--dump-round", type=int, metavar="K", help="write round K as a batch for `explain`")
+    sub.add_argument("--dump", type=Path, metavar="FILE", help="where to (default: round-K.json)")
+    _results(sub)
+
+    sub = command("explain", _explain, "show what a row does to one batch: advantages, weights, ratios, gradient")
+    sub.add_argument("batch", type=Path, metavar="BATCH.json")
+    _switches(sub)
+    _json(sub)
+
+    sub = command("log", _log, "log an experiment's runs to MLflow")
+    _experiment(sub)
+    sub.add_argument("--tracking-uri", metavar="URI", help="default: mlflow.db in the results folder")
+    _results(sub)
+
+    sub = command("collect", _collect, "gather an experiment's runs into its tables")
+    _experiment(sub)
+    sub.add_argument("--source", default="records", metavar="records|mlflow|URI", help="default: records")
+    sub.add_argument("--partial", action="store_true", help="use the runs that exist, though some are missing")
+    _results(sub)
+
+    sub = command("figures", _figures, "draw an experiment's figures from its tables")
+    _experiment(sub)
+    _results(sub)
+
+    sub = command("paper", _paper, "build paper/paper.pdf from the tables and figures")
+    _results(sub)
+
+    sub = command("published", _published, "train an experiment anew in memory and judge it by its published table")
+    _experiment(sub)
+    sub.add_argument("--seeds", type=int, metavar="N", help="default: the experiment's")
+    sub.add_argument("--random-key", type=int, metavar="K", help="another key of the random numbers")
+
+    sub = command("smoke", _smoke, "train two rows x two seeds x two rounds of each of a testbed's experiments")
+    sub.add_argument("testbed")
+    _results(sub)
+
+    sub = command("samples", _samples, "show the sampled responses that a row's runs kept, with their rewards")
+    sub.add_argument("row", metavar="EXPERIMENT.yaml:ROW")
+    _results(sub)
+
+    sub = command("presets", _presets, "other libraries' settings as switches, and what they leave out")
+    _json(sub)
+
+    sub = command("metrics", _metrics, "every metric of a run's record, with its meaning and denominator")
+    _json(sub)
+    return parser
+
+
+def _experiment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.yaml")
+
+
+def _experiments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "experiments", type=Path, nargs="*", metavar="EXPERIMENT.yaml", help="default: all in experiments/"
+    )
+
+
+def _results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _switches(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--row", metavar="EXPERIMENT.yaml:ROW", help="the switches of a row")
+    parser.add_argument("--preset", metavar="NAME", help="the switches of a preset (default: documents)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="set one switch, as in kl.beta=0.1"
+    )
+
+
+def _plan(arguments: Arguments) -> None:
+    from grpo_ablate.spec.plan import as_json, as_text, plan
+    from grpo_ablate.spec.resolve import load_experiment, load_experiments
+
+    loaded = [load_experiment(path) for path in arguments.experiments] or load_experiments()
+    plans = [plan(experiment, arguments.results) for experiment in loaded]
+    print(as_json(plans) if arguments.json else as_text(plans))
+
+
+def _train(arguments: Arguments) -> int | None:
+    from grpo_ablate.runs.command import train_command
+
+    return train_command(arguments)
+
+
+def _explain(arguments: Arguments) -> None:
+    from grpo_ablate.spec.resolve import switches
+
+    chosen = switches(arguments.row, arguments.preset, arguments.set)
+    from grpo_ablate.explain import run
+
+    print(run(arguments.batch, chosen, arguments.json))
+
+
+def _log(arguments: Arguments) -> None:
+    from grpo_ablate.runs.mlflow_writer import log_experiment
+    from grpo_ablate.spec.resolve import load_experiment
+
+    log_experiment(load_experiment(arguments.experiment), arguments.results, arguments.tracking_uri)
+
+
+def _collect(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.collect import collect
+    from grpo_ablate.spec.resolve import load_experiment
+
+    collect(
+        load_experiment(arguments.experiment), arguments.results, arguments.source, partial=arguments.partial
+    )
+
+
+def _figures(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.figures import draw
+    from grpo_ablate.spec.resolve import load_experiment
+
+    draw(load_experiment(arguments.experiment), arguments.results)
+
+
+def _paper(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.paper import build
+
+    build(arguments.results, Path("paper"))
+
+
+def _published(arguments: Arguments) -> int:
+    from grpo_ablate.analysis.published import run_published
+
+    report = run_published(arguments.experiment, arguments.seeds, arguments.random_key)
+    print(report.text)
+    return 0 if report.agrees else 1
+
+
+def _status(arguments: Arguments) -> None:
+    from grpo_ablate.spec.resolve import load_experiment, load_experiments
+    from grpo_ablate.workflow.status import as_json, as_text, status
+
+    loaded = [load_experiment(path) for path in arguments.experiments] or load_experiments()
+    found = status(loaded, arguments.results)
+    print(as_json(found) if arguments.json else as_text(found))
+
+
+def _smoke(arguments: Arguments) -> None:
+    from grpo_ablate.workflow.smoke import smoke
+
+    smoke(arguments.testbed, arguments.results)
+
+
+def _samples(arguments: Arguments) -> None:
+    from grpo_ablate.runs.samples import as_text
+    from grpo_ablate.spec.resolve import find_row
+
+    experiment, row = find_row(arguments.row)
+    print(as_text(experiment, row, arguments.results))
+
+
+def _presets(arguments: Arguments) -> None:
+    from grpo_ablate.spec import presets
+
+    print(presets.as_json() if arguments.json else presets.format_presets())
+
+
+def _metrics(arguments: Arguments) -> None:
+    from grpo_ablate import metrics
+
+    print(metrics.as_json() if arguments.json else metrics.as_text())
