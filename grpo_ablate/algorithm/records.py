@@ -37,6 +37,7 @@ class Batch:
     reference_logprobs: Tensor | None = None  # [M, B, G, T]
     old_kl_exact: Tensor | None = None  # [M, B, G, T], exact KL(old, reference) at each prefix
     steps: Steps | None = None
+    support: Tensor | None = None  # bool [M, B, ...], what could be drawn, as stored at sampling; None: everything
 
 
 @dataclass(frozen=True)
@@ -87,5 +88,6 @@ class Loss:
     ratio: Tensor  # [M, B, G, T] (a sequence ratio repeats)
     clipped_high: Tensor  # bool [M, B, G, T]: the upper clip branch is active
     clipped_low: Tensor  # bool [M, B, G, T]
+    clipped_dual: Tensor  # bool [M, B, G, T]: held by dual clip
     kl_values: Tensor  # [M, B, G, T], the estimator's value, 0 where there is no reference
     metrics: dict[str, Metric]
