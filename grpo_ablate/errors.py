@@ -15,9 +15,11 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
     >>> nearest("groupsize", ["group_size", "prompts"])
     "did you mean 'group_size'?"
+    >>> nearest("trl", ["verl-0.9", "trl-1.16"])
+    "did you mean 'trl-1.16'?"
     >>> nearest("xyz", ["b", "a"])
     'expected one of a, b.'
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [n for n in names if name and name in n]
     return f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(names)}."

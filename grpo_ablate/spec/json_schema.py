@@ -1,4 +1,4 @@
-"""The JSON schemas of experiment and testbed files, for editors; ``python -m grpo_ablate.spec.json_schema`` writes them."""
+"""JSON schemas of experiment and testbed files; `python -m grpo_ablate.spec.json_schema` writes them anew."""
 
 from __future__ import annotations
 

@@ -48,10 +48,14 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     }
 
 
+def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(str(loader.construct_scalar(node)))  # decimal, leading zeros too
+
+
 for _tag, (_pattern, _first) in _SCALARS.items():
     _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -188,7 +192,7 @@ def _expected(error: Any) -> str:
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         words = {"greater_than_equal": "at least", "greater_than": "more than"}
         words |= {"less_than_equal": "at most", "less_than": "less than"}
-        return f"{words[kind]} {next(iter(context.values()))}"
+        return f"{words[kind]} {next(iter(context.values())):g}"
     if kind in ("too_short", "too_long"):
         bound = context["min_length"] if kind == "too_short" else context["max_length"]
         return f"{'at least' if kind == 'too_short' else 'at most'} {bound} entries"
