@@ -1,0 +1,120 @@
+"""Figures of an experiment: which files there will be (cheap to ask), and drawing them.
+
+A kind of figure is a module of this package, named after the kind, with two functions:
+
+* ``draw(material, options) -> Figure`` draws it;
+* ``caption(material, options) -> str`` says what is shown, on how many seeds, with which interval.
+
+Nothing here imports pandas, matplotlib or seaborn before something is drawn: the workflow asks for file
+names at every start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_ablate.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from grpo_ablate.analysis.figures.material import Material
+    from grpo_ablate.spec.resolve import Experiment, FigureSpec
+
+# kind -> its options with their defaults. Every kind also takes `name`, which names its files.
+KINDS: dict[str, dict[str, Any]] = {
+    "curves": {"x": "updates", "metric": None, "rows": None},
+    "final": {"metric": None, "rows": None},
+    "published": {},
+    "sweep": {"axis": None, "by": None, "panel": None, "metric": None},
+    "grid": {"x": None, "by": None, "panel": None, "metric": None},
+}
+FORMATS = ("pdf", "png")
+
+
+def options(experiment: Experiment, figure: FigureSpec) -> dict[str, Any]:
+    """Return the options of a figure, defaults filled in.
+
+    Raises:
+        UserError: no such kind, no such option, or a kind that the experiment does not allow.
+    """
+    where = f"{experiment.path}: figures"
+    if figure.kind not in KINDS:
+        raise UserError(f"{where}: no kind '{figure.kind}'; {nearest(figure.kind, KINDS)}")
+    defaults = {"name": figure.kind, **KINDS[figure.kind]}
+    for option in figure.options:
+        if option not in defaults:
+            raise UserError(f"{where}: {figure.kind} has no option '{option}'; {nearest(option, defaults)}")
+    found = {**defaults, **figure.options}
+    if figure.kind in ("sweep", "grid"):
+        _check_axes(where, experiment, figure.kind, found)
+    if figure.kind == "published" and experiment.published is None:
+        raise UserError(f"{where}: {figure.kind} sets ours beside a published table: name it under 'published'.")
+    return found
+
+
+def _check_axes(where: str, experiment: Experiment, kind: str, found: dict[str, Any]) -> None:
+    for option in ("axis", "x", "by", "panel"):
+        if option in found and found[option] not in experiment.axes:
+            given = found[option]
+            offer = nearest(str(given), experiment.axes)
+            raise UserError(
+                f"{where}: {kind} needs the option '{option}', the name of an axis; {offer}"
+                if given is None
+                else f"{where}: {kind}: {option} '{given}' is no axis; {offer}"
+            )
+
+
+def named(experiment: Experiment) -> dict[str, tuple[FigureSpec, dict[str, Any]]]:
+    """Return the figures of an experiment by name, each with its options.
+
+    Raises:
+        UserError: a figure is not well stated, or two would write the same files.
+    """
+    found: dict[str, tuple[FigureSpec, dict[str, Any]]] = {}
+    for figure in experiment.figures:
+        chosen = options(experiment, figure)
+        if chosen["name"] in found:
+            raise UserError(
+                f"{experiment.path}: figures: two are called '{chosen['name']}'; give one the option 'name'."
+            )
+        found[chosen["name"]] = (figure, chosen)
+    return found
+
+
+def outputs(experiment: Experiment) -> list[str]:
+    """Return the files that ``draw`` writes, relative to the results folder."""
+    return [f"figures/{experiment.name}-{name}.{suffix}" for name in named(experiment) for suffix in FORMATS]
+
+
+def draw(experiment: Experiment, results: Path) -> None:
+    """Draw every figure of an experiment from its tidy table, as PDF and PNG.
+
+    Reads ``tables/<experiment>-runs.parquet`` below ``results`` and writes the files that ``outputs`` names. The
+    bytes depend on the table and the experiment alone. The caption travels in the files' metadata.
+    """
+    from grpo_ablate.analysis.figures import material, style
+
+    found = material.load(experiment, results)
+    for name, (figure, chosen) in named(experiment).items():
+        module = importlib.import_module(f"{__name__}.{figure.kind}")
+        with style.theme():
+            drawing = module.draw(found, chosen)
+            stem = results / "figures" / f"{experiment.name}-{name}"
+            style.save(drawing, stem, FORMATS, module.caption(found, chosen))
+
+
+def captions(experiment: Experiment, runs: pd.DataFrame) -> dict[str, str]:
+    """Return the caption of every figure of an experiment, by the figure's name."""
+    from grpo_ablate.analysis.figures.material import Material
+
+    found = Material(experiment, runs)
+    return {
+        name: importlib.import_module(f"{__name__}.{figure.kind}").caption(found, chosen)
+        for name, (figure, chosen) in named(experiment).items()
+    }
+
+
+__all__ = ["FORMATS", "KINDS", "Material", "captions", "draw", "named", "options", "outputs"]
