@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from grpo_ablate.spec.files import ExperimentFile, TestbedFile
 
-MODELS = {"experiment.schema.json": ExperimentFile, "testbed.schema.json": TestbedFile}
+MODELS: dict[str, type[BaseModel]] = {"experiment.schema.json": ExperimentFile, "testbed.schema.json": TestbedFile}
 
 
 def schema_text(name: str) -> str:
