@@ -88,11 +88,15 @@ class Keys:
         high, low, _, _ = philox((word(round), word(attempt), word(slot), last), (seeds, purposes))
         return ((high >> 5).double() * 2.0**26 + (low >> 6).double()) * 2.0**-53
 
-    def normal(self, purpose: Purpose, **coordinates: Tensor | int) -> Tensor:
-        """Return float64 standard normals, the inverse distribution function of ``uniform``."""
-        dimensions = int(coordinates.pop("dimensions", 1))
-        # Half a unit in the last place keeps the argument inside (0, 1), where the inverse is finite.
-        return torch.special.ndtri(self.uniform(purpose, **coordinates, dimensions=dimensions) + 2.0**-54)
+
+def normal(uniform: Tensor) -> Tensor:
+    """Return the standard normals that belong to float64 uniforms in [0, 1): the inverse distribution function.
+
+    >>> normal(torch.tensor([0.025, 0.8, 0.975], dtype=torch.float64))
+    tensor([-1.9600,  0.8416,  1.9600], dtype=torch.float64)
+    """
+    # The middle of the cell of width 2^-52 lies inside (0, 1), where the inverse is finite.
+    return torch.special.ndtri(((uniform * 2.0**52).floor() + 0.5) * 2.0**-52)
 
 
 class RoundUniforms:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_ablate.rng import Keys, Purpose, RoundUniforms, philox
+from grpo_ablate.rng import Keys, Purpose, RoundUniforms, normal, philox
 
 
 def words(*values: int) -> tuple[torch.Tensor, ...]:
@@ -69,22 +69,25 @@ def test_every_coordinate_of_the_key_changes_the_number():
 def test_uniforms_are_uniform_and_normals_normal():
     keys = Keys(torch.arange(100), 0)
     grid = {"round": torch.arange(1000), "dimensions": 2}
-    uniform, normal = (
-        keys.uniform(Purpose.REWARD_UNIFORM, **grid).flatten(),
-        keys.normal(Purpose.REWARD_NORMAL, **grid).flatten(),
-    )
+    uniform = keys.uniform(Purpose.REWARD_UNIFORM, **grid).flatten()
+    normals = normal(keys.uniform(Purpose.REWARD_NORMAL, **grid).flatten())
     n = uniform.numel()
     assert uniform.min() >= 0 and uniform.max() < 1
     # Four standard errors of the mean, the second moment and of each tenth of the unit interval.
     assert abs(uniform.mean() - 0.5) < 4 / math.sqrt(12 * n)
     counts = torch.histc(uniform, 10, 0, 1)
     assert (counts / n - 0.1).abs().max() < 4 * math.sqrt(0.09 / n)
-    assert abs(normal.mean()) < 4 / math.sqrt(n)
-    assert abs(normal.square().mean() - 1) < 4 * math.sqrt(2 / n)
-    assert abs(normal.pow(4).mean() - 3) < 4 * math.sqrt(96 / n)
+    assert abs(normals.mean()) < 4 / math.sqrt(n)
+    assert abs(normals.square().mean() - 1) < 4 * math.sqrt(2 / n)
+    assert abs(normals.pow(4).mean() - 3) < 4 * math.sqrt(96 / n)
 
 
 def test_uniforms_carry_53_bits():
     values = Keys(torch.arange(1000)).uniform(Purpose.RESPONSE) * 2.0**53
     assert torch.equal(values, values.floor())
     assert (values.long() & 1).any() and not (values.long() & 1).all()
+
+
+def test_normals_are_finite_at_both_ends_of_the_unit_interval():
+    ends = normal(torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
+    assert ends.isfinite().all() and ends[0] == -ends[1]
