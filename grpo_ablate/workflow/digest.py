@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -24,9 +25,12 @@ from grpo_ablate.workflow.sources import EFFECTS, Module, Piece, Reference, Sour
 PACKAGE = "grpo_ablate"
 TRAINING = f"{PACKAGE}.runs.train.train"
 SCHEMA = f"{PACKAGE}.spec.schema"
-# What these modules do leaves no trace in a run's record, or reaches it through the resolved spec.
-NOT_TRAINING = tuple(
-    f"{PACKAGE}.{name}" for name in ("spec", "errors", "workflow", "runs.progress", "runs.provenance")
+# What these do reaches a run or a table through the resolved specs and the key files, or not at all.
+OUTSIDE = (f"{PACKAGE}.spec", f"{PACKAGE}.errors", f"{PACKAGE}.workflow")
+# What these do leaves no trace in that part of a run's record which counts.
+NOT_TRAINING = (
+    *OUTSIDE,
+    *(f"{PACKAGE}.runs.{name}" for name in ("progress", "provenance", "mlflow_*")),
 )
 
 Select = Callable[[Iterable[str]], set[str] | None]  # keys of a registry -> keys to follow; None: all
@@ -40,7 +44,7 @@ def row_digest(spec: Spec) -> str:
 @cache
 def digest_of(*roots: str) -> str:
     """Digest of everything reached from ``roots``: dotted names of definitions or of whole modules."""
-    return digest(package_sources(), roots)
+    return digest(package_sources(), roots, excluded=OUTSIDE)
 
 
 @cache
@@ -172,7 +176,7 @@ class _Walk:
             module = self.sources.module(".".join(parts[:length]))
             if module is None:
                 continue
-            if any(f"{module.name}.".startswith(f"{name}.") for name in self.excluded):
+            if any(fnmatchcase(module.name, form) for name in self.excluded for form in (name, f"{name}.*")):
                 return []
             if length == len(parts):
                 return [(module.name, name) for name in module.definitions]

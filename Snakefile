@@ -1,0 +1,51 @@
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+include: "grpo_ablate/workflow/start.smk"  # guards the folder, reads the experiments: GRID
+include: "grpo_ablate/workflow/train.smk"
+include: "grpo_ablate/workflow/log.smk"
+include: "grpo_ablate/workflow/tables.smk"
+include: "grpo_ablate/workflow/figures.smk"
+include: "grpo_ablate/workflow/paper.smk"
+include: "grpo_ablate/workflow/smoke.smk"
+
+
+report: "grpo_ablate/workflow/report/workflow.rst"
+
+
+# The whole grid: every experiment trained, logged, tabulated and drawn, and the paper.
+rule all:
+    default_target: True
+    input:
+        GRID.results(*GRID.experiments),
+        rules.paper.output,
+
+
+rule grid:
+    input:
+        rules.all.input,
+
+
+# The experiments that take seconds, and the paper.
+rule quick:
+    input:
+        GRID.results(*GRID.quick),
+        rules.paper.output,
+
+
+# A reduced grid over every experiment, apart in results/smoke.
+rule smoke:
+    input:
+        expand(rules.smoke_testbed.output, testbed=GRID.testbeds),
+
+
+# One target by the name of each experiment.
+for name in GRID.experiments:
+
+    rule:
+        name:
+            name
+        input:
+            GRID.results(name),

@@ -1,0 +1,168 @@
+"""What the rules need to know at parse time: experiments, their cells, and the files of each step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from grpo_ablate.errors import UserError, nearest
+from grpo_ablate.spec.cells import Cell, cells, row_cells
+from grpo_ablate.spec.resolve import Experiment, load_experiments
+from grpo_ablate.workflow.guard import guard
+
+RESULTS = "results"
+RECORD = (
+    "metrics.parquet",
+    "samples.jsonl",
+    "parameters.safetensors",
+    "timing.json",
+    "provenance.json",
+    "run.json",
+)
+TABLES = ("-runs.parquet", "-runs.csv", ".csv", ".md", ".tex", ".typ")
+PAPER = (f"{RESULTS}/paper/numbers.json", "paper/paper.pdf")
+TARGETS = ("all", "grid", "quick", "smoke", "paper", "train", "log", "collect")
+OPTIONS = {"source": "records", "tracking_uri": None}
+
+# With one of these Snakemake looks or tidies, and runs no job.
+_LOOKING = frozenset(
+    {
+        "--lint", "--summary", "-S", "--detailed-summary", "-D", "--report", "--dag", "--rulegraph",
+        "--filegraph", "--d3dag", "--list", "--list-rules", "-l", "--list-target-rules", "--lt",
+        "--list-changes", "--list-input-changes", "--list-params-changes", "--list-untracked", "--lu",
+        "--unlock", "--cleanup-metadata", "--cm", "--archive", "--containerize", "--generate-unit-tests",
+        "--print-compilation",
+    }
+)  # fmt: skip
+
+
+class Grid:
+    """Every experiment, and where its files lie. All paths are relative to the working directory."""
+
+    def __init__(self, experiments: Iterable[Experiment], options: dict[str, str | None]) -> None:
+        self.experiments = {experiment.name: experiment for experiment in experiments}
+        self.cells = cells(self.experiments.values())
+        self._specs = {(cell.testbed, cell.hash[:8]): cell.spec_json for cell in self.cells}
+        self.tracking_uri = options["tracking_uri"]
+        self.source = options["source"] or "records"
+        if self.source not in ("records", "mlflow"):  # an address: log there and read back from there
+            self.tracking_uri = self.tracking_uri or self.source
+        elif self.source == "mlflow" and self.tracking_uri:
+            self.source = self.tracking_uri
+
+    def spec(self, testbed: str, short_hash: str) -> str:
+        """The sparse canonical JSON of the cell in that folder."""
+        return self._specs[testbed, short_hash]
+
+    def cells_of(self, name: str) -> list[Cell]:
+        """The distinct cells of an experiment, sorted."""
+        experiment = self.experiments[name]
+        return sorted({cell for row in experiment.rows for cell in row_cells(experiment, row)})
+
+    def runs(self, name: str) -> list[str]:
+        """The ``run.json`` of every cell of an experiment: it holds the checksums of the rest."""
+        return [f"{RESULTS}/{cell.folder}/run.json" for cell in self.cells_of(name)]
+
+    def logged(self, name: str) -> list[str]:
+        """What tables must wait for beside the records: the MLflow log where they are read from there."""
+        return [] if self.source == "records" else [made("log", name)]
+
+    def figures(self, name: str) -> list[str]:
+        """The figure files of an experiment."""
+        from grpo_ablate.analysis.figures import outputs
+
+        return [f"{RESULTS}/{path}" for path in outputs(self.experiments[name])]
+
+    def results(self, *names: str) -> list[str]:
+        """Every file of these experiments: the records, the log, the tables, the figures."""
+        return [
+            path
+            for name in names
+            for path in (
+                *(f"{RESULTS}/{cell.folder}/{file}" for cell in self.cells_of(name) for file in RECORD),
+                *(f"{RESULTS}/tables/{name}{suffix}" for suffix in TABLES),
+                *(made(step, name) for step in ("log", "collect", "draw")),
+                *self.figures(name),
+            )
+        ]
+
+    @cached_property
+    def paper_inputs(self) -> list[str]:
+        """The tables and figures that the paper reads."""
+        from grpo_ablate.analysis.paper import inputs
+
+        return [f"{RESULTS}/{path}" for path in inputs(list(self.experiments.values()))]
+
+    @cached_property
+    def quick(self) -> list[str]:
+        """The experiments that take seconds."""
+        return [name for name, experiment in self.experiments.items() if experiment.testbed.quick]
+
+    @cached_property
+    def testbeds(self) -> list[str]:
+        """The testbeds that experiments use."""
+        return sorted({experiment.testbed.name for experiment in self.experiments.values()})
+
+
+def digest_file(cell: Cell) -> str:
+    """The key file of a training job."""
+    return f"{RESULTS}/{cell.folder.replace('runs/', 'digests/', 1)}.txt"
+
+
+def plan(step: str, name: str) -> str:
+    """The key file of one step of the workflow."""
+    return f"{RESULTS}/plans/{step}/{name}.txt"
+
+
+def made(step: str, name: str) -> str:
+    """The copy of its key file that a step leaves when it is done."""
+    return f"{RESULTS}/made/{step}/{name}.txt"
+
+
+def start(workflow: Any, config: dict[str, Any]) -> Grid:
+    """Guard the folder, read the experiments, settle the key files; a user's mistake ends Snakemake here."""
+    _use_this_python(workflow.basedir)
+    try:
+        if workflow.is_main_process:
+            guard(Path(), executes=_executes(workflow))
+        grid = Grid(load_experiments(), _options(config))
+        for name in grid.experiments:
+            if name in TARGETS:
+                raise UserError(
+                    f"experiments/{name}.yaml: '{name}' is the name of a target; call the file otherwise."
+                )
+        if workflow.is_main_process:
+            from grpo_ablate.workflow.plans import settle_all
+
+            settle_all(grid)
+        return grid
+    except UserError as error:
+        print(f"grpo-ablate: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _use_this_python(folder: str) -> None:
+    """Let ``python -m grpo_ablate`` in a rule mean this interpreter and the package beside the Snakefile."""
+    for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(folder))):
+        rest = [part for part in os.environ.get(variable, "").split(os.pathsep) if part and part != first]
+        os.environ[variable] = os.pathsep.join([first, *rest])
+
+
+def _executes(workflow: Any) -> bool:
+    return not workflow.output_settings.dryrun and not any(
+        argument.partition("=")[0] in _LOOKING for argument in sys.argv[1:]
+    )
+
+
+def _options(config: dict[str, Any]) -> dict[str, str | None]:
+    for key in config:
+        if key not in OPTIONS:
+            raise UserError(f"--config {key}: no such option; {nearest(key, OPTIONS)}")
+    return {
+        key: None if (value := config.get(key, default)) is None else str(value)
+        for key, default in OPTIONS.items()
+    }

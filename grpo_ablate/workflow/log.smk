@@ -1,0 +1,16 @@
+# Every run of an experiment into MLflow, by one writer at a time.
+rule log:
+    input:
+        plan=plan("log", "{experiment}"),
+        runs=lambda wildcards: GRID.runs(wildcards.experiment),
+    output:
+        made("log", "{experiment}"),
+    log:
+        "results/logs/log/{experiment}.log",
+    resources:
+        mlflow=1,
+    params:
+        uri=f"--tracking-uri {GRID.tracking_uri}" if GRID.tracking_uri else "",
+    shell:
+        "python -m grpo_ablate log experiments/{wildcards.experiment}.yaml --results results"
+        " {params.uri} 2> {log} && cp {input.plan} {output}"

@@ -1,0 +1,13 @@
+# The paper; every number in it is read from the results.
+rule paper:
+    input:
+        plan=plan("paper", "paper"),
+        results=GRID.paper_inputs,
+    output:
+        paper="paper/paper.pdf",
+        numbers="results/paper/numbers.json",
+        made=made("paper", "paper"),
+    log:
+        "results/logs/paper.log",
+    shell:
+        "python -m grpo_ablate paper --results results 2> {log} && cp {input.plan} {output.made}"

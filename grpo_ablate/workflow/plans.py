@@ -1,0 +1,143 @@
+"""Settles the key files of every step from the experiments, the code, and what the results record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_ablate.errors import UserError
+from grpo_ablate.spec.resolve import Experiment
+from grpo_ablate.workflow.digest import TRAINING, digest_of
+from grpo_ablate.workflow.grid import PAPER, RECORD, RESULTS, TABLES, Grid, digest_file, made, plan
+from grpo_ablate.workflow.keys import first_line, settle
+from grpo_ablate.workflow.staleness import is_stale, recorded_code, training_code
+
+LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
+COLLECT = "grpo_ablate.analysis.collect.collect"
+FIGURES = "grpo_ablate.analysis.figures"  # a module per kind, which draw imports by name
+DRAW = f"{FIGURES}.draw"
+PAPER_BUILD = "grpo_ablate.analysis.paper.build"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One job as far as its key file goes. ``recorded`` is the key that ``made`` says it was built from."""
+
+    key_file: str
+    key: str
+    recorded: str | None
+    made: str
+    outputs: list[str]
+
+
+def settle_all(grid: Grid) -> None:
+    """Settle every key file.
+
+    Raises:
+        UserError: the results folder cannot be written, or a run's record cannot be read.
+    """
+    if Path(RESULTS).exists() and not os.access(RESULTS, os.W_OK | os.X_OK):
+        raise UserError(f"{RESULTS}: cannot be written: permission denied.")
+    steps = [*_training(grid), *_analysis(grid), *_smoke(grid)]
+    if not any(Path(".snakemake/metadata").glob("*")):
+        _align(step for step in steps if step.recorded == step.key)
+    for step in steps:
+        settle(Path(step.key_file), step.key, step.recorded, Path(step.made))
+
+
+def _align(steps: Iterable[Step]) -> None:
+    """Give the outputs of finished steps one date, since a copy without Snakemake's memory scrambles them."""
+    now = int(time.time())
+    for step in steps:
+        for output in step.outputs:
+            if Path(output).exists():
+                os.utime(output, (now, now))
+
+
+def _training(grid: Grid) -> Iterator[Step]:
+    keep = {e.testbed.name for e in grid.experiments.values() if e.testbed.stale == "keep"}
+    for cell in grid.cells:
+        folder = Path(RESULTS, cell.folder)
+        code, recorded = training_code(cell), recorded_code(folder, cell.hash)
+        kept = recorded is not None and cell.testbed in keep
+        outputs = [f"{folder}/{file}" for file in RECORD]
+        yield Step(digest_file(cell), code, code if kept else recorded, f"{folder}/run.json", outputs)
+
+
+def _analysis(grid: Grid) -> Iterator[Step]:
+    for name, experiment in grid.experiments.items():
+        content = _content(experiment)
+        rows = [[row.id, row.hash] for row in experiment.rows]
+        log = {"testbed": experiment.testbed.name, "seeds": experiment.seeds, "rows": rows}
+        yield _step("log", name, log | {"uri": grid.tracking_uri, "code": digest_of(LOG)}, [], _log_lost(grid))
+        marked = [c.folder for c in grid.cells_of(name) if is_stale(c, Path(RESULTS))] if content["keeps"] else []
+        tables = {"source": grid.source, "other code": marked, "code": digest_of(COLLECT)}
+        outputs = [f"{RESULTS}/tables/{name}{suffix}" for suffix in TABLES]
+        yield _step("collect", name, content | tables, outputs)
+        figures = {
+            "figures": [[figure.kind, figure.options] for figure in experiment.figures],
+            "question": experiment.question,
+            "published": _bytes_digest([experiment.published] if experiment.published else []),
+            "code": digest_of(DRAW, *(f"{FIGURES}.{figure.kind}" for figure in experiment.figures)),
+        }
+        yield _step("draw", name, content | figures, grid.figures(name))
+    sources = sorted(path for path in Path("paper").rglob("*") if path.is_file() and path.suffix != ".pdf")
+    paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
+    yield _step("paper", "paper", paper | {"experiments": list(grid.experiments)}, list(PAPER))
+
+
+def _smoke(grid: Grid) -> Iterator[Step]:
+    code = [digest_of(TRAINING, COLLECT, DRAW), _bytes_digest([Path(__file__).with_name("smoke.py")])]
+    for testbed in grid.testbeds:
+        contents = [_content(e) for e in grid.experiments.values() if e.testbed.name == testbed]
+        yield _step("smoke", testbed, {"experiments": contents, "code": code}, [])
+
+
+def _step(step: str, name: str, content: dict[str, Any], outputs: list[str], lost: str | None = None) -> Step:
+    recorded = first_line(Path(made(step, name)))
+    key = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return Step(
+        plan(step, name), key, recorded and (lost or recorded), made(step, name), [*outputs, made(step, name)]
+    )
+
+
+def _log_lost(grid: Grid) -> str | None:
+    gone = not grid.tracking_uri and not Path(RESULTS, "mlflow.db").exists()
+    return "a database that is gone" if gone else None
+
+
+def _content(experiment: Experiment) -> dict[str, Any]:
+    """What tables and figures take from an experiment's files; sparse, so that a new switch changes nothing."""
+    return {
+        "name": experiment.name,
+        "testbed": experiment.testbed.name,
+        "keeps": experiment.testbed.stale == "keep",
+        "baseline": experiment.baseline,
+        "metric": experiment.metric,
+        "seeds": experiment.seeds,
+        "axes": experiment.axes,
+        "rows": [
+            {
+                "id": row.id,
+                "label": row.label,
+                "hash": row.hash,
+                "stated": row.stated,
+                "last": row.spec.evaluation.last,
+                "inert": [item.key for item in row.inert],
+            }
+            for row in experiment.rows
+        ],
+    }
+
+
+def _bytes_digest(paths: Iterable[Path]) -> str:
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:16]

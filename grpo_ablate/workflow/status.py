@@ -1,0 +1,126 @@
+"""Which cells of the grid are done, running, missing, failed or stale."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from grpo_ablate.errors import UserError
+from grpo_ablate.spec.cells import Cell, row_cells
+from grpo_ablate.spec.resolve import Experiment
+from grpo_ablate.workflow.grid import RECORD
+from grpo_ablate.workflow.staleness import recorded_code, training_code
+
+STATES = {
+    "done": "trained by today's code",
+    "stale": "trained by other code",
+    "running": "being trained",
+    "failed": "started and did not finish, or its record is broken",
+    "missing": "not trained yet",
+}
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """One seed block of one row. ``detail`` is what is known of a state that is not plain."""
+
+    experiment: str
+    row: str
+    testbed: str
+    seeds: str
+    folder: str
+    state: str
+    detail: str = ""
+
+
+def status(experiments: Sequence[Experiment], results: Path) -> list[CellStatus]:
+    """Return the state of every cell of every row, in the order of the files."""
+    known: dict[Cell, tuple[str, str]] = {}
+    found = []
+    for experiment in experiments:
+        for row in experiment.rows:
+            for cell in row_cells(experiment, row):
+                if cell not in known:
+                    known[cell] = _state(cell, experiment, results)
+                seeds = f"{cell.first_seed}-{cell.last_seed}"
+                found.append(CellStatus(experiment.name, row.id, cell.testbed, seeds, cell.folder, *known[cell]))
+    return found
+
+
+def as_json(cells: Sequence[CellStatus]) -> str:
+    """Return the states as JSON: every cell, and the number of distinct cells in each state."""
+    return json.dumps({"counts": counts(cells), "cells": [asdict(cell) for cell in cells]}, indent=2)
+
+
+def counts(cells: Sequence[CellStatus]) -> dict[str, int]:
+    """Return state -> number of distinct cells; twins and shared rows count once."""
+    states = Counter({cell.folder: cell.state for cell in cells}.values())
+    return {state: states[state] for state in STATES}
+
+
+def as_text(cells: Sequence[CellStatus]) -> str:
+    """Return a line per experiment, then the cells that are not plainly done, then the totals."""
+    lines = []
+    for name in dict.fromkeys(cell.experiment for cell in cells):
+        own = [cell for cell in cells if cell.experiment == name]
+        lines.append(f"{name}: {_counted(counts(own))}")
+        told: set[str] = set()
+        for cell in own:
+            if (cell.state != "done" or cell.detail) and cell.folder not in told:
+                told.add(cell.folder)
+                detail = f" ({cell.detail})" if cell.detail else ""
+                lines.append(f"  {cell.state:<7}  {cell.row}  seeds {cell.seeds}  {cell.folder}{detail}")
+    total = counts(cells)
+    lines.append(f"all: {_counted(total)}")
+    lines += [f"  {state}: {STATES[state]}" for state in STATES if total[state] and state != "done"]
+    return "\n".join(lines)
+
+
+def _counted(states: dict[str, int]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in states.items() if number) + " seed blocks"
+
+
+def _state(cell: Cell, experiment: Experiment, results: Path) -> tuple[str, str]:
+    """State and detail of one cell."""
+    folder = results / cell.folder
+    if _is_locked(results / cell.folder.replace("runs/", "scratch/", 1) / "lock"):
+        return "running", ""
+    try:
+        recorded = recorded_code(folder, cell.hash)
+    except UserError as error:
+        return "failed", str(error)
+    if recorded is None:
+        log = results / f"{cell.folder.replace('runs/', 'logs/', 1)}.log"
+        return ("failed", f"{log}: {_last_line(log)}") if log.exists() else ("missing", "")
+    lacking = [name for name in RECORD if not (folder / name).exists()]
+    if lacking:
+        return "failed", f"without {', '.join(lacking)}"
+    if recorded != training_code(cell):
+        return "stale", "kept" if experiment.testbed.stale == "keep" else "will be trained again"
+    ending = str(json.loads((folder / "run.json").read_bytes()).get("status", "finished"))
+    return "done", "" if ending == "finished" else ending
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a trainer holds the lock of its scratch folder."""
+    try:
+        lock = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:200] if lines else "stopped without a word"

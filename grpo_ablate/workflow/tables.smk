@@ -1,0 +1,23 @@
+# The runs of an experiment as one tidy table, and their summary in every format.
+rule collect:
+    input:
+        plan=plan("collect", "{experiment}"),
+        runs=lambda wildcards: GRID.runs(wildcards.experiment),
+        logged=lambda wildcards: GRID.logged(wildcards.experiment),
+    output:
+        runs=multiext("results/tables/{experiment}-runs", ".parquet", ".csv"),
+        summary=report(
+            "results/tables/{experiment}.csv",
+            caption="report/table.rst",
+            category="{experiment}",
+            labels={"what": "table of all rows"},
+        ),
+        printed=multiext("results/tables/{experiment}", ".md", ".tex", ".typ"),
+        made=made("collect", "{experiment}"),
+    log:
+        "results/logs/collect/{experiment}.log",
+    params:
+        source=GRID.source,
+    shell:
+        "python -m grpo_ablate collect experiments/{wildcards.experiment}.yaml --results results"
+        " --source {params.source:q} 2> {log} && cp {input.plan} {output.made}"

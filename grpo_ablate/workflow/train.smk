@@ -1,0 +1,22 @@
+# One job per spec and block of seeds. The key file holds the digest of the code that this row uses.
+rule train:
+    input:
+        "results/digests/{testbed}/{hash}/seeds-{seeds}.txt",
+    output:
+        multiext(
+            "results/runs/{testbed}/{hash}/seeds-{seeds}/",
+            "metrics.parquet",
+            "samples.jsonl",
+            "parameters.safetensors",
+            "timing.json",
+            "provenance.json",
+            "run.json",
+        ),
+    log:
+        "results/logs/{testbed}/{hash}/seeds-{seeds}.log",
+    threads: 1
+    params:
+        spec=lambda wildcards: GRID.spec(wildcards.testbed, wildcards.hash),
+    shell:
+        "exec python -m grpo_ablate train --cell {params.spec:q} --testbed {wildcards.testbed}"
+        " --seeds {wildcards.seeds} --results results --stop-with-parent 2> {log}"
