@@ -118,15 +118,14 @@ def divide(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
     import torch
 
     values = {}
-    for name in sorted(metrics):
-        metric = metrics[name]
+    for name, metric in metrics.items():
         finish = METRICS[name].finish
         value = metric.total if finish in ("largest", "smallest") else metric.total / metric.count
         value = torch.where(metric.count > 0, value, torch.nan)
         values[name] = value.sqrt() if finish == "root" else value
     if "train/ratio" in values and "train/ratio_square" in values:
         values["train/effective_sample_size"] = values["train/ratio"].square() / values["train/ratio_square"]
-    return values
+    return dict(sorted(values.items()))
 
 
 def names() -> tuple[str, ...]:

@@ -80,6 +80,17 @@ def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     return torch.where(weights != 0, weights * values, 0.0).sum((1, 2, 3))
 
 
+def _kl_values(batch: Batch, policy: Policy, logprobs: Tensor, scored: Tensor, switches: Switches) -> Tensor:
+    """Return the estimator per token, [M, B, G, T]: what the loss uses, or k3 or 0 where it can only be shown."""
+    estimator, needed = switches.kl.estimator, switches.kl.beta > 0 and switches.kl.place == "loss"
+    if not needed:
+        if estimator == "exact" and policy.kl_exact is None:
+            estimator = "k3"
+        if estimator != "exact" and batch.reference_logprobs is None:
+            return torch.zeros_like(logprobs)
+    return kl_terms.estimate(estimator, logprobs, batch.reference_logprobs, policy.kl_exact, scored)
+
+
 def loss(
     batch: Batch, prepared: Prepared, policy: Policy, switches: Switches, factor: float | Tensor = 1.0
 ) -> Loss:
@@ -105,15 +116,11 @@ def loss(
     policy_part = -factor * _weighted_sum(prepared.weights * prepared.mismatch, surrogate.objective)
 
     nothing = torch.zeros_like(policy_part)
-    kl_values, kl_part = torch.zeros_like(log_ratio), nothing
-    if batch.reference_logprobs is not None or (kl.estimator == "exact" and policy.kl_exact is not None):
-        estimator = kl.estimator
-        if estimator == "exact" and policy.kl_exact is None and kl.beta == 0:
-            estimator = "k3"
-        kl_values = kl_terms.estimate(estimator, logprobs, batch.reference_logprobs, policy.kl_exact, scored)
-    if kl.place == "loss" and kl.beta > 0:
-        kl_values = kl_terms.estimate(kl.estimator, logprobs, batch.reference_logprobs, policy.kl_exact, scored)
-        penalty = kl_terms.GRADIENTS[kl.gradient](kl_values, log_ratio.exp(), logprobs)
+    kl_part, kl_values = nothing, _kl_values(batch, policy, logprobs, scored, switches)
+    if kl.beta > 0 and kl.place == "loss":
+        # The exact KL is already a function of the policy: no other gradient than its own is meant.
+        gradient = kl_terms.GRADIENTS["pathwise" if kl.estimator == "exact" else kl.gradient]
+        penalty = gradient(kl_values, log_ratio.exp(), logprobs)
         kl_part = factor * kl.beta * _weighted_sum(prepared.weights, penalty)
 
     entropy_part = nothing
@@ -135,11 +142,11 @@ def loss(
         policy=policy_part,
         kl=kl_part,
         entropy=entropy_part,
-        objective=surrogate.objective,
-        ratio=surrogate.ratio,
+        objective=surrogate.objective.detach(),
+        ratio=surrogate.ratio.detach(),
         clipped_high=surrogate.high & scored,
         clipped_low=surrogate.low & scored,
         clipped_dual=surrogate.dual & scored,
-        kl_values=kl_values,
+        kl_values=kl_values.detach(),
         metrics=step_metrics(batch, prepared, policy, inputs, surrogate, parts),
     )

@@ -118,7 +118,7 @@ def overlong_penalty(lengths: Tensor, limit: int, buffer: int) -> Tensor:
     excess = (lengths - (limit - buffer)).double()
     if buffer == 0:
         return torch.where(excess > 0, -1.0, 0.0).double()
-    return -(excess / buffer).clamp(0.0, 1.0)
+    return (-excess / buffer).clamp(-1.0, 0.0) + 0.0
 
 
 def shape(batch: Batch, reward: Reward, sampling: Sampling, kl: Kl, draws: RewardDraws) -> Tensor:

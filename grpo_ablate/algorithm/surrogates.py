@@ -7,7 +7,7 @@ made, so that a clip fraction cannot drift from the loss it describes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,20 +50,16 @@ def _with_clamp(flat: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _clipped(ratio: Tensor, inputs: Inputs, update: Update) -> Outputs:
-    """min(u A, clip(u, 1 - lo, 1 + hi) A), and max(that, c A) for A < 0 under dual clip."""
-    gain, lose = inputs.advantages > 0, inputs.advantages < 0
+    """min(u A, clip(u, 1 - lo, 1 + hi) A), written by the branch that is active."""
     objective = ratio * inputs.advantages
-    high = low = dual = _nowhere(inputs)
+    high = low = nowhere = _nowhere(inputs)
     if update.clip_high != "off":
-        high = gain & (ratio > 1.0 + update.clip_high)
+        high = (inputs.advantages > 0) & (ratio > 1.0 + update.clip_high)
         objective = torch.where(high, (1.0 + update.clip_high) * inputs.advantages, objective)
     if update.clip_low != "off":
-        low = lose & (ratio < 1.0 - update.clip_low)
+        low = (inputs.advantages < 0) & (ratio < 1.0 - update.clip_low)
         objective = torch.where(low, (1.0 - update.clip_low) * inputs.advantages, objective)
-    if update.dual_clip != "off":
-        dual = lose & (ratio > update.dual_clip)
-        objective = torch.where(dual, update.dual_clip * inputs.advantages, objective)
-    return Outputs(objective, ratio, high, low, dual, _with_clamp(high | low | dual, inputs))
+    return Outputs(objective, ratio, high, low, nowhere, _with_clamp(high | low, inputs))
 
 
 def _response_mean(values: Tensor, scored: Tensor) -> Tensor:
@@ -73,11 +69,16 @@ def _response_mean(values: Tensor, scored: Tensor) -> Tensor:
 
 
 def clip(inputs: Inputs, update: Update) -> Outputs:
-    """min(u A, clip(u, 1 - lo, 1 + hi) A) (Schulman et al. 2017, PPO, equation 7).
+    """min(u A, clip(u, 1 - lo, 1 + hi) A) (Schulman et al. 2017, PPO, equation 7); both bounds off: u A.
 
-    Asymmetric bounds are DAPO's clip-higher; dual clip is that of Ye et al. 2020. Both bounds off: u A.
+    Bounds that differ are DAPO's clip-higher. Under dual clip (Ye et al. 2020), max(that, c A) for A < 0.
     """
-    return _clipped(inputs.log_ratio.exp(), inputs, update)
+    clipped = _clipped(inputs.log_ratio.exp(), inputs, update)
+    if update.dual_clip == "off":
+        return clipped
+    dual = (inputs.advantages < 0) & (clipped.ratio > update.dual_clip)
+    objective = torch.where(dual, update.dual_clip * inputs.advantages, clipped.objective)
+    return replace(clipped, objective=objective, dual=dual, flat=clipped.flat | dual)
 
 
 def reinforce(inputs: Inputs, update: Update) -> Outputs:

@@ -10,7 +10,7 @@ _GROUP_SCALES = ("group-std", "leave-one-out-std")
 
 def refusal(spec: Switches) -> str | None:
     """Return why the switches do not go together, naming the keys, or None when they do."""
-    for rule in (_advantage, _update, _reward, _kl):
+    for rule in (_advantage, _update, _reward, _process, _kl):
         reason = rule(spec)
         if reason is not None:
             return reason
@@ -74,6 +74,22 @@ def _reward(spec: Switches) -> str | None:
         return (
             f"reward.overlong soft needs a reward.overlong_buffer between 1 and sampling.max_tokens "
             f"({spec.sampling.max_tokens}), found {reward.overlong_buffer}."
+        )
+    return None
+
+
+def _process(spec: Switches) -> str | None:
+    if spec.advantage.supervision != "process":
+        return None
+    if spec.reward.transform != "identity":
+        return (
+            f"reward.transform {spec.reward.transform} acts on response rewards, which advantage.supervision process "
+            "does not read: use identity."
+        )
+    if spec.reward.overlong == "soft":
+        return (
+            "reward.overlong soft acts on response rewards, which advantage.supervision process does not read: "
+            "use off or mask."
         )
     return None
 
