@@ -83,8 +83,8 @@ def _process(spec: Switches) -> str | None:
         return None
     if spec.reward.transform != "identity":
         return (
-            f"reward.transform {spec.reward.transform} acts on response rewards, which advantage.supervision process "
-            "does not read: use identity."
+            f"reward.transform {spec.reward.transform} acts on response rewards, which advantage.supervision "
+            "process does not read: use identity."
         )
     if spec.reward.overlong == "soft":
         return (
