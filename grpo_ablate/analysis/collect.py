@@ -1,0 +1,164 @@
+"""An experiment's runs as one tidy table: a line per row, seed and evaluation, from the records or from MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from grpo_ablate.analysis.summary import summarise, write_summary
+from grpo_ablate.errors import UserError
+from grpo_ablate.runs.mlflow_content import lines_by_seed
+from grpo_ablate.runs.mlflow_lines import Lines
+from grpo_ablate.spec.cells import cells
+
+if TYPE_CHECKING:
+    from grpo_ablate.spec.resolve import Experiment
+
+KEYS = (
+    "experiment",
+    "row",
+    "testbed",
+    "hash",
+    "seed",
+    "round",
+    "updates",
+    "rollouts",
+    "tokens",
+    "seconds",
+    "stale",
+)
+Run = tuple[str, int]  # hash, seed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run's lines and the digest of the training code that made them."""
+
+    lines: Lines
+    digest: str
+
+
+def collect(
+    experiment: Experiment, results: Path, source: str = "records", *, partial: bool = False
+) -> list[Path]:
+    """Write ``tables/<experiment>-runs.{parquet,csv}`` and the summary ``tables/<experiment>.{csv,md,tex,typ}``.
+
+    ``source``: ``records``, ``mlflow`` (the store in ``results``) or the address of any MLflow store; all
+    give the same bytes. Returns the files written.
+
+    Raises:
+        UserError: runs are missing (unless ``partial``), a record is corrupt, or the store cannot be used.
+    """
+    runs = tidy(experiment, results, source, partial=partial)
+    folder = results / "tables"
+    parquet, text = (folder / f"{experiment.name}-runs.{ending}" for ending in ("parquet", "csv"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(runs, parquet, compression="zstd")
+        pyarrow.csv.write_csv(runs, text, pyarrow.csv.WriteOptions(quoting_style="needed"))
+        written = write_summary(experiment, summarise(experiment, runs.to_pandas()), folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error}).") from error
+    return [parquet, text, *written]
+
+
+def tidy(experiment: Experiment, results: Path, source: str = "records", *, partial: bool = False) -> pa.Table:
+    """Return the tidy table, sorted by the experiment's order of rows, then seed, then round.
+
+    Columns: ``KEYS``, then the metrics by name. ``seconds`` is the seed's share of its block's time so far.
+    ``stale`` marks lines of older training code, which a testbed may keep. Metrics are NaN where they do not
+    apply; a ``train/*`` metric that never applies has no column.
+
+    Raises:
+        UserError: as `collect`.
+    """
+    wanted = [(row.hash, seed) for row in experiment.rows for seed in range(experiment.seeds)]
+    if source == "records":
+        found = _from_records(experiment, results)
+    else:
+        found = _from_mlflow(experiment, results, None if source == "mlflow" else source, wanted)
+    missing = [run for run in dict.fromkeys(wanted) if run not in found]
+    if not found or (missing and not partial):
+        digest, seed = missing[0]
+        row = next(row.id for row in experiment.rows if row.hash == digest)
+        where = results if source == "records" else f"MLflow ({source})"
+        raise UserError(
+            f"{experiment.path}: {len(missing)} of {len(set(wanted))} runs are missing in {where}, the first is row "
+            f"'{row}' seed {seed} (runs/{experiment.testbed.name}/{digest[:8]}); train and log them"
+            + ("." if not found else ", or give --partial.")
+        )
+    return _table(experiment, found, _current_digests(experiment))
+
+
+def _from_records(experiment: Experiment, results: Path) -> dict[Run, Measured]:
+    from grpo_ablate.runs.record import read_record
+
+    found: dict[Run, Measured] = {}
+    for cell in cells([experiment]):
+        folder = results / cell.folder
+        if not (folder / "run.json").exists():
+            continue
+        record = read_record(folder)
+        if record.run["hash"] != cell.hash:
+            raise UserError(f"{folder / 'run.json'}: holds another spec than its folder's name says.")
+        for seed, lines in lines_by_seed(record).items():
+            found[cell.hash, seed] = Measured(lines, str(record.run.get("digest") or ""))
+    return found
+
+
+def _from_mlflow(
+    experiment: Experiment, results: Path, uri: str | None, wanted: Iterable[Run]
+) -> dict[Run, Measured]:
+    from grpo_ablate.runs.mlflow_reader import read_runs
+
+    logged = read_runs(results, uri, experiment.testbed.name, wanted)
+    return {run: Measured(found.lines, found.tags.get("digest", "")) for run, found in logged.items()}
+
+
+def _current_digests(experiment: Experiment) -> dict[str, str]:
+    """Return hash -> digest of today's training code, for a testbed that keeps the results of older code."""
+    if experiment.testbed.stale != "keep":
+        return {}
+    from grpo_ablate.workflow.staleness import training_code
+
+    return {cell.hash: training_code(cell) for cell in cells([experiment])}
+
+
+def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mapping[str, str]) -> pa.Table:
+    chosen = [
+        (row, seed, found[row.hash, seed])
+        for row in experiment.rows
+        for seed in range(experiment.seeds)
+        if (row.hash, seed) in found
+    ]
+    counts = [len(run.lines) for _, _, run in chosen]
+    total = sum(counts)
+
+    def spread(values: list[object]) -> pa.Array:
+        return pa.array(values).take(pa.array(np.repeat(np.arange(len(values)), counts)))
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(run.lines, name) for _, _, run in chosen])
+
+    columns: dict[str, object] = {
+        "experiment": pa.array([experiment.name] * total, pa.string()),
+        "row": spread([row.id for row, _, _ in chosen]),
+        "testbed": pa.array([experiment.testbed.name] * total, pa.string()),
+        "hash": spread([row.hash for row, _, _ in chosen]),
+        "seed": spread([seed for _, seed, _ in chosen]),
+        **{name: joined(name) for name in ("round", "updates", "rollouts", "tokens", "seconds")},
+        "stale": spread([current.get(row.hash, run.digest) != run.digest for row, _, run in chosen]),
+    }
+    absent = {count: np.full(count, np.nan) for count in set(counts)}
+    for name in sorted({name for _, _, run in chosen for name in run.lines.metrics}):
+        column = np.concatenate([run.lines.metrics.get(name, absent[len(run.lines)]) for _, _, run in chosen])
+        if name.startswith("eval/") or not np.isnan(column).all():
+            columns[name] = column + 0.0  # no negative zeros: SQL has none
+    return pa.table(columns)
