@@ -21,6 +21,8 @@ rule all:
     input:
         GRID.results(*GRID.experiments),
         rules.paper.output,
+    message:
+        "everything"
 
 
 rule grid:

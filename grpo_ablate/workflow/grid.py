@@ -15,14 +15,7 @@ from grpo_ablate.spec.resolve import Experiment, load_experiments
 from grpo_ablate.workflow.guard import guard
 
 RESULTS = "results"
-RECORD = (
-    "metrics.parquet",
-    "samples.jsonl",
-    "parameters.safetensors",
-    "timing.json",
-    "provenance.json",
-    "run.json",
-)
+DEMANDED = ("metrics.parquet", "run.json")  # a record without any other file is found at parse time
 TABLES = ("-runs.parquet", "-runs.csv", ".csv", ".md", ".tex", ".typ")
 PAPER = (f"{RESULTS}/paper/numbers.json", "paper/paper.pdf")
 TARGETS = ("all", "grid", "quick", "smoke", "paper", "train", "log", "collect")
@@ -83,7 +76,7 @@ class Grid:
             path
             for name in names
             for path in (
-                *(f"{RESULTS}/{cell.folder}/{file}" for cell in self.cells_of(name) for file in RECORD),
+                *(f"{RESULTS}/{cell.folder}/{file}" for cell in self.cells_of(name) for file in DEMANDED),
                 *(f"{RESULTS}/tables/{name}{suffix}" for suffix in TABLES),
                 *(made(step, name) for step in ("log", "collect", "draw")),
                 *self.figures(name),

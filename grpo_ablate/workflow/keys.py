@@ -1,9 +1,9 @@
 """Key files: the small inputs by which Snakemake decides what is out of date.
 
-Every step has one key file: a line that says what its outputs depend on beside their other inputs (the
-digest of the code, the rows and labels of an experiment). It is written at parse time, only when it
-changes, and dated far in the past unless the outputs that exist record another key; then it is dated
-after them. So only contents count: neither a clone, nor a copy, nor a lost ``.snakemake`` folder
+Every step has one key file: its first line stands for all that the outputs depend on beside their other
+inputs (the code, the rows and labels of an experiment), which may follow in words. It is written at parse
+time, only when it changes, and dated far in the past unless the outputs that exist record another key; then
+it is dated after them. So only contents count: neither a clone, nor a copy, nor a lost ``.snakemake`` folder
 reruns anything.
 """
 
@@ -18,17 +18,17 @@ from grpo_ablate.errors import UserError
 LONG_AGO = 1_000_000_000  # seconds since the epoch: older than any output
 
 
-def settle(path: Path, key: str, recorded: str | None, made: Path) -> None:
+def settle(path: Path, key: str, recorded: str | None, made: Path, words: str = "") -> None:
     """Write the key file and date it against the output ``made``, which records the key ``recorded``.
 
-    ``recorded`` is None where there is no such output. A key that replaces another one says so, since
-    Snakemake ignores a newer input whose content it has seen before.
+    ``recorded`` is None where there is no such output, ``words`` what a reader may want to see. A key that
+    replaces another one says so, since Snakemake ignores a newer input whose content it has seen before.
 
     Raises:
         UserError: the file cannot be written.
     """
     fresh = recorded is None or recorded == key
-    text = f"{key}\n" if fresh else f"{key}\nreplaces {recorded}\n"
+    text = "\n".join([key, *([] if fresh else [f"replaces {recorded}"]), *([words] if words else []), ""])
     try:
         if not path.exists() or path.read_text() != text:
             path.parent.mkdir(parents=True, exist_ok=True)

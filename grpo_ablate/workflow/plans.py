@@ -14,9 +14,9 @@ from typing import Any
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.digest import TRAINING, digest_of
-from grpo_ablate.workflow.grid import PAPER, RECORD, RESULTS, TABLES, Grid, digest_file, made, plan
+from grpo_ablate.workflow.grid import PAPER, RESULTS, TABLES, Grid, digest_file, made, plan
 from grpo_ablate.workflow.keys import first_line, settle
-from grpo_ablate.workflow.staleness import is_stale, recorded_code, training_code
+from grpo_ablate.workflow.staleness import RECORD, is_stale, trained, training_code
 
 LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
@@ -34,6 +34,7 @@ class Step:
     recorded: str | None
     made: str
     outputs: list[str]
+    words: str = ""
 
 
 def settle_all(grid: Grid) -> None:
@@ -48,7 +49,7 @@ def settle_all(grid: Grid) -> None:
     if not any(Path(".snakemake/metadata").glob("*")):
         _align(step for step in steps if step.recorded == step.key)
     for step in steps:
-        settle(Path(step.key_file), step.key, step.recorded, Path(step.made))
+        settle(Path(step.key_file), step.key, step.recorded, Path(step.made), step.words)
 
 
 def _align(steps: Iterable[Step]) -> None:
@@ -64,10 +65,12 @@ def _training(grid: Grid) -> Iterator[Step]:
     keep = {e.testbed.name for e in grid.experiments.values() if e.testbed.stale == "keep"}
     for cell in grid.cells:
         folder = Path(RESULTS, cell.folder)
-        code, recorded = training_code(cell), recorded_code(folder, cell.hash)
-        kept = recorded is not None and cell.testbed in keep
+        code, found = training_code(cell), trained(folder, cell.hash)
+        recorded = None if found is None else f"{found.code} {found.fault}".strip()
+        if found and not found.fault and cell.testbed in keep:
+            recorded = code
         outputs = [f"{folder}/{file}" for file in RECORD]
-        yield Step(digest_file(cell), code, code if kept else recorded, f"{folder}/run.json", outputs)
+        yield Step(digest_file(cell), code, recorded, f"{folder}/run.json", outputs)
 
 
 def _analysis(grid: Grid) -> Iterator[Step]:
@@ -101,9 +104,14 @@ def _smoke(grid: Grid) -> Iterator[Step]:
 
 def _step(step: str, name: str, content: dict[str, Any], outputs: list[str], lost: str | None = None) -> Step:
     recorded = first_line(Path(made(step, name)))
-    key = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    words = json.dumps(content, sort_keys=True, indent=1)
     return Step(
-        plan(step, name), key, recorded and (lost or recorded), made(step, name), [*outputs, made(step, name)]
+        plan(step, name),
+        hashlib.sha256(words.encode()).hexdigest()[:16],
+        recorded and (lost or recorded),
+        made(step, name),
+        [*outputs, made(step, name)],
+        words,
     )
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.cells import Cell, row_cells
 from grpo_ablate.spec.resolve import Experiment
-from grpo_ablate.workflow.grid import RECORD
-from grpo_ablate.workflow.staleness import recorded_code, training_code
+from grpo_ablate.workflow.staleness import trained, training_code
 
 STATES = {
     "done": "trained by today's code",
@@ -91,19 +90,17 @@ def _state(cell: Cell, experiment: Experiment, results: Path) -> tuple[str, str]
     if _is_locked(results / cell.folder.replace("runs/", "scratch/", 1) / "lock"):
         return "running", ""
     try:
-        recorded = recorded_code(folder, cell.hash)
+        found = trained(folder, cell.hash)
     except UserError as error:
         return "failed", str(error)
-    if recorded is None:
+    if found is None:
         log = results / f"{cell.folder.replace('runs/', 'logs/', 1)}.log"
         return ("failed", f"{log}: {_last_line(log)}") if log.exists() else ("missing", "")
-    lacking = [name for name in RECORD if not (folder / name).exists()]
-    if lacking:
-        return "failed", f"without {', '.join(lacking)}"
-    if recorded != training_code(cell):
+    if found.fault:
+        return "failed", found.fault
+    if found.code != training_code(cell):
         return "stale", "kept" if experiment.testbed.stale == "keep" else "will be trained again"
-    ending = str(json.loads((folder / "run.json").read_bytes()).get("status", "finished"))
-    return "done", "" if ending == "finished" else ending
+    return "done", "" if found.ending == "finished" else found.ending
 
 
 def _is_locked(path: Path) -> bool:
