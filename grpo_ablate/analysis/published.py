@@ -233,18 +233,17 @@ class Report:
     verdicts: tuple[Verdict, ...]
 
     @property
-    def holds(self) -> bool:
+    def agrees(self) -> bool:
         """Whether something was compared and every comparison agrees."""
         return bool(self.verdicts) and all(verdict.holds for verdict in self.verdicts)
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The report as lines to print."""
         head = f"{self.experiment}: {self.seeds} seeds, random key {self.random_key}, beside the published table"
-        return "\n".join([head, *table(self.verdicts), self._summary()])
-
-    def _summary(self) -> str:
-        failed = sum(not verdict.holds for verdict in self.verdicts)
-        count = len(self.verdicts)
-        return f"all {count} comparisons agree" if self.holds else f"{failed} of {count} comparisons disagree"
+        count, failed = len(self.verdicts), sum(not verdict.holds for verdict in self.verdicts)
+        end = f"all {count} comparisons agree" if self.agrees else f"{failed} of {count} comparisons disagree"
+        return "\n".join([head, *table(self.verdicts), end])
 
 
 def table(verdicts: Iterable[Verdict]) -> list[str]:

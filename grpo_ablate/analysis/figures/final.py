@@ -81,6 +81,6 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     theirs = " Open diamonds: the published values." if material.published(material.metric(options)) else ""
     return (
         f"Final {label} of every row. Coloured dots: single seeds ({material.seeds(rows)} per row); black: mean "
-        f"and 95 % t interval.{theirs} Right: each seed minus the mean of its row, linear within one thousandth of "
-        "zero and logarithmic beyond."
+        f"and 95 % t interval.{theirs} Right: each seed minus the mean of its row, linear within one thousandth "
+        "of zero and logarithmic beyond."
     )

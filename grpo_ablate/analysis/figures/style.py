@@ -65,7 +65,7 @@ _RC = {
 
 @contextmanager
 def theme() -> Iterator[None]:
-    """Set seaborn's ticks style with this project's sizes for what is drawn inside; a user's settings play no part."""
+    """Set seaborn's ticks style with this project's sizes for what is drawn inside, whatever a user's own."""
     matplotlib.use("Agg")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

@@ -28,6 +28,7 @@ from grpo_ablate.analysis.figures.material import (
 from grpo_ablate.spec.resolve import Row
 
 COSTS = ("updates", "rollouts")
+TOP = 1.85  # inches of height for the panels of final quality
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 
 
@@ -55,9 +56,9 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     found, experiment = _rows(material, options), material.experiment
     panels = list(dict.fromkeys(panel for panel, _ in found))
     holds = list(dict.fromkeys(by for _, by in found))
-    height = 2.1 + 1.55 * len(panels) + 0.3
+    height = TOP + 1.35 * len(panels) + 0.35
     figure = plt.figure(figsize=(style.DOUBLE, height), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=(2.1, height - 2.1), squeeze=False)[:, 0]
+    top, bottom = figure.subfigures(2, 1, height_ratios=(TOP, height - TOP), squeeze=False)[:, 0]
     finals = top.subplots(1, len(panels), squeeze=False)[0]
     labels = []
     for axes, panel in zip(finals, panels, strict=True):

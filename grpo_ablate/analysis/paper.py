@@ -1,0 +1,319 @@
+"""Builds the paper: every number it prints is computed here from tables and records, then typeset by Typst.
+
+The sources in ``paper/`` hold words and formulas. ``numbers.json`` holds what they print: values already rounded
+to the digits shown, so that the typesetting decides nothing. Equal tables and records give an equal PDF, byte for
+byte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from grpo_ablate.analysis.figures.material import Material
+    from grpo_ablate.analysis.published import Verdict
+    from grpo_ablate.spec.resolve import Experiment
+
+REPRODUCTION = "selection"  # the experiment with a published table
+SWEEP = "selection-group-size"
+FIGURES = (f"{REPRODUCTION}-curves", f"{SWEEP}-sweep")
+VERSIONS = ("python", "torch", "numpy", "grpo-ablate")
+
+
+def inputs(experiments: Iterable[Experiment]) -> list[str]:
+    """Return the files that ``build`` reads, relative to the results folder."""
+    told = [e.name for e in experiments if e.name in (REPRODUCTION, SWEEP)]
+    tables = [f"tables/{name}-runs.parquet" for name in told]
+    return tables + [f"figures/{name}.pdf" for name in FIGURES]
+
+
+def build(results: Path, folder: Path, experiments: Sequence[Experiment] | None = None) -> None:
+    """Write ``paper/numbers.json`` below ``results``, then ``paper.pdf`` into the folder of the paper's sources.
+
+    Args:
+        results: where tables, figures and run records lie.
+        folder: where ``main.typ`` lies.
+        experiments: default: those of the folder ``experiments`` beside the paper's.
+    """
+    import typst
+
+    from grpo_ablate.spec.resolve import load_experiments
+
+    known = {e.name: e for e in experiments or load_experiments(folder.absolute().parent / "experiments")}
+    for name in (REPRODUCTION, SWEEP):
+        if name not in known:
+            raise UserError(
+                f"{folder / 'main.typ'}: the paper tells of the experiment {name}, which does not exist."
+            )
+    for name in inputs(known.values()):
+        if not (results / name).exists():
+            raise UserError(
+                f"{results / name}: the paper needs this file; make it with: snakemake --cores all quick"
+            )
+    found = numbers(known, results)
+    written = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    _replace(results / "paper" / "numbers.json", written.encode())
+    root = Path(os.path.commonpath([results.resolve(), folder.resolve()]))
+    try:
+        pdf = typst.compile(
+            folder.resolve() / "main.typ",
+            root=root,
+            ignore_system_fonts=True,  # the fonts inside the compiler are the same everywhere
+            sys_inputs={"results": "/" + results.resolve().relative_to(root).as_posix()},
+            timestamp=0,
+        )
+    except RuntimeError as error:
+        raise UserError(f"{folder / 'main.typ'}: Typst says: {error}.") from None
+    _replace(folder / "paper.pdf", pdf)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def numbers(experiments: dict[str, Experiment], results: Path) -> dict[str, Any]:
+    """Return everything that the paper prints and that is not its own words."""
+    from grpo_ablate.analysis import figures
+    from grpo_ablate.analysis.figures.material import load
+
+    told = {name: load(experiments[name], results) for name in (REPRODUCTION, SWEEP)}
+    captions = {
+        f"{name}-{figure}": caption
+        for name, material in told.items()
+        for figure, caption in figures.captions(experiments[name], material.runs).items()
+    }
+    return {
+        "question": {name: material.experiment.question for name, material in told.items()},
+        "setting": setting(told[REPRODUCTION].experiment),
+        "reproduction": reproduction(told[REPRODUCTION]),
+        "rows": rows(told[REPRODUCTION]),
+        "gaps": gaps(told[REPRODUCTION]),
+        "noise": [
+            f"{row.spec.reward.noise_std:g}"
+            for row in experiments[REPRODUCTION].rows
+            if row.spec.reward.transform == "noise"
+        ],
+        "sweep": sweep(told[SWEEP]),
+        "figures": {name: {"caption": captions[name], "path": f"figures/{name}.pdf"} for name in FIGURES},
+        "provenance": provenance([material.experiment for material in told.values()], results),
+    }
+
+
+def setting(experiment: Experiment) -> dict[str, str]:
+    """Return how the reproduced experiment was run, from the spec of its baseline row."""
+    spec = experiment.row(experiment.baseline).spec
+    prompts = spec.task.prompts
+    return {
+        "prompts": str(len(prompts)),
+        "candidates": str(len(prompts[0].candidates)),
+        "qualities": ", ".join(f"{candidate.quality:g}" for candidate in prompts[0].candidates),
+        "group_size": str(spec.sampling.group_size),
+        "updates": f"{spec.rounds * spec.steps_per_round:,}",
+        "rollouts": f"{spec.budget.rollouts:,}",
+        "learning_rate": f"{spec.optimizer.learning_rate:g}",
+        "beta": f"{spec.kl.beta:g}",
+        "eps": power_of_ten(spec.advantage.eps),
+        "seeds": str(experiment.seeds),
+        "every": str(spec.evaluation.every),
+        "rows": str(len(experiment.rows)),
+        "source": prompts[0].source.removesuffix("."),
+        "best": max(prompts[0].candidates, key=lambda candidate: candidate.quality).text.removesuffix("."),
+    }
+
+
+def rows(material: Material) -> dict[str, dict[str, str]]:
+    """Return the final quality of every row: the mean over seeds and the 95 % t interval."""
+    from grpo_ablate.analysis.figures.material import interval
+
+    found = {}
+    for row in material.rows:
+        mean, half = interval(material.final(row, material.experiment.metric))
+        found[row.id] = {
+            "reward": typst_reward(row.spec.reward),
+            "mean": f"{mean:.4f}",
+            "interval": f"{mean - half:.4f} to {mean + half:.4f}",
+        }
+    return found
+
+
+def gaps(material: Material) -> dict[str, str]:
+    """Return how far rows that should coincide lie apart, at the worst evaluation of the worst seed."""
+    from grpo_ablate.analysis.published import curves_of
+
+    curves = curves_of(material.runs, material.experiment.metric)
+    pairs = {"affine-eps-0": "identity-eps-0", "per-prompt-affine": "identity--group-std"}
+    return {
+        row: scientific(float(abs(curves[row] - curves[other]).max()))
+        for row, other in pairs.items()
+        if row in curves and other in curves and curves[row].shape == curves[other].shape
+    }
+
+
+def reproduction(material: Material) -> dict[str, Any]:
+    """Return the published table beside ours, with a verdict on every comparison."""
+    from grpo_ablate.analysis.figures.material import levels
+    from grpo_ablate.analysis.published import curves_of, judge
+
+    experiment = material.experiment
+    curves = curves_of(material.runs, experiment.metric)
+    lines = []
+    every: list[Verdict] = []
+    singles: dict[str, Verdict] = {}
+    for published in material.published(experiment.metric):
+        verdicts = judge(curves, [published])
+        every += verdicts
+        if published.statement != "final":
+            singles[published.statement] = verdicts[0]
+            continue
+        row, digits = experiment.row(published.row), published.digits
+        mean = verdicts[0]
+        lines.append(
+            {
+                "row": row.id,
+                "reward": typst_reward(row.spec.reward),
+                "advantage": levels(experiment, row).get("advantage", row.label),
+                "ours": f"{mean.ours:.{digits}f}",
+                "published": f"{mean.published:.{digits}f}",
+                "difference": signed(mean.difference, digits + 1),
+                "allowed": f"{mean.tolerance:.{digits + 1}f}",
+                "agrees": all(verdict.holds for verdict in verdicts),
+                **_spread(verdicts[1:], digits),
+            }
+        )
+    return {
+        "rows": lines,
+        "comparisons": str(len(every)),
+        "agreeing": str(sum(verdict.holds for verdict in every)),
+        "all": bool(every) and all(verdict.holds for verdict in every),
+        "seeds": str(max((verdict.seeds for verdict in every if verdict.quantity == "mean"), default=0)),
+        "gap": scientific(singles["gap"].ours) if "gap" in singles else "",
+        "gap_allowed": power_of_ten(singles["gap"].tolerance) if "gap" in singles else "",
+        "initial": f"{singles['initial'].ours:.4f}" if "initial" in singles else "",
+    }
+
+
+def _spread(verdicts: Sequence[Verdict], digits: int) -> dict[str, str]:
+    if not verdicts:
+        return {"ours_sd": "", "published_sd": "", "difference_sd": "", "allowed_sd": ""}
+    verdict = verdicts[0]
+    smallest = 10.0**-digits
+    ours = f"< {smallest:.{digits}f}" if verdict.ours < smallest / 2 else f"{verdict.ours:.{digits}f}"
+    return {
+        "ours_sd": ours,
+        "published_sd": ("< " if verdict.bound else "") + f"{verdict.published:.{digits}f}",
+        "difference_sd": "" if verdict.bound else signed(verdict.difference, digits + 1),
+        "allowed_sd": "" if verdict.bound else f"{verdict.tolerance:.{digits + 1}f}",
+    }
+
+
+def sweep(material: Material) -> dict[str, Any]:
+    """Return final quality at every group size, for each way of holding the budget and each advantage."""
+    from grpo_ablate.analysis.figures.material import axis_values, levels
+
+    experiment = material.experiment
+    options = next(figure.options for figure in experiment.figures if figure.kind == "sweep")
+    axis, by, panel = options["axis"], options["by"], options["panel"]
+    values = axis_values(experiment, axis)[1]
+    means = {
+        tuple(levels(experiment, row)[name] for name in (by, panel, axis)): material.final(
+            row, experiment.metric
+        ).mean()
+        for row in material.rows
+    }
+    sizes = sorted(experiment.axes[axis], key=lambda level: values[level])
+    lines: dict[str, dict[str, Any]] = {}
+    for held in experiment.axes[by]:
+        for advantage in experiment.axes[panel]:
+            line = [means.get((held, advantage, size), -math.inf) for size in sizes]
+            best = line.index(max(line))
+            lines[f"{held}--{advantage}"] = {
+                "held": held,
+                "advantage": advantage,
+                "cells": [f"{mean:.4f}" if math.isfinite(mean) else "" for mean in line],
+                "best": best,
+                "best_size": f"{values[sizes[best]]:g}",
+            }
+    return {"sizes": [f"{values[size]:g}" for size in sizes], "rows": lines, "seeds": material.seeds()}
+
+
+def provenance(experiments: Iterable[Experiment], results: Path) -> dict[str, Any]:
+    """Return which code and versions made the runs, from the runs' own records, and how many runs there are."""
+    from grpo_ablate.spec.cells import cells
+
+    found = cells(experiments)
+    records = []
+    for cell in found:
+        path = results / cell.folder / "provenance.json"
+        if path.exists():
+            records.append(json.loads(path.read_text(encoding="utf-8")))
+    versions = {
+        name: ", ".join(sorted({str(r.get("versions", {}).get(name, "unknown")) for r in records}))
+        for name in VERSIONS
+    }
+    return {
+        "commits": sorted({str(record.get("commit") or "unknown")[:12] for record in records}),
+        "dirty": any(record.get("dirty") for record in records),
+        "versions": [f"{name} {version}" for name, version in versions.items() if version not in ("", "unknown")],
+        "processors": sorted({str(record["processor"]) for record in records if record.get("processor")}),
+        "runs": f"{sum(cell.last_seed - cell.first_seed + 1 for cell in found):,}",
+        "specs": str(len({cell.hash for cell in found})),
+    }
+
+
+def signed(value: float, digits: int) -> str:
+    """Return a number with its sign, zero without.
+
+    >>> signed(0.00012, 5), signed(-0.0000001, 5)
+    ('+0.00012', '0.00000')
+    """
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
+
+
+def power_of_ten(value: float) -> str:
+    """Return a number as Typst mathematics, a power of ten as such.
+
+    >>> power_of_ten(1e-8), power_of_ten(0.5)
+    ('10^(-8)', '0.5')
+    """
+    exponent = math.log10(value) if value > 0 else 0.5
+    return f"10^({round(exponent)})" if math.isclose(exponent, round(exponent)) else f"{value:g}"
+
+
+def scientific(value: float) -> str:
+    """Return a number with two digits as Typst mathematics.
+
+    >>> scientific(8.6379e-9)
+    '8.6 times 10^(-9)'
+    """
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa} times 10^({int(exponent)})" if value else "0"
+
+
+def typst_reward(reward: Any) -> str:
+    """Return the training reward as Typst mathematics.
+
+    >>> from grpo_ablate.spec.schema import Reward
+    >>> typst_reward(Reward(transform="affine", scale=10, shift=3))
+    '10 r + 3'
+    >>> typst_reward(Reward(transform="power", power=4))
+    'r^4'
+    """
+    if reward.transform == "power":
+        return f"r^{reward.power:g}"
+    if reward.transform == "affine":
+        exponent = math.log10(reward.scale) if reward.scale > 0 else 0
+        scale = f"{reward.scale:g}" if abs(exponent) < 4 else power_of_ten(reward.scale)
+        shift = f" {'+' if reward.shift > 0 else '-'} {abs(reward.shift):g}" if reward.shift else ""
+        return f"{scale} r{shift}"
+    return "r" if reward.transform == "identity" else f'"{reward.transform}"'
