@@ -20,7 +20,7 @@ rule all:
     default_target: True
     input:
         GRID.results(*GRID.experiments),
-        rules.paper.output,
+        GRID.paper,
     message:
         "everything"
 
@@ -34,7 +34,7 @@ rule grid:
 rule quick:
     input:
         GRID.results(*GRID.quick),
-        rules.paper.output,
+        GRID.paper,
 
 
 # A reduced grid over every experiment, apart in results/smoke.

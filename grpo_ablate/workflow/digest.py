@@ -30,15 +30,18 @@ OUTSIDE = (f"{PACKAGE}.spec", f"{PACKAGE}.errors", f"{PACKAGE}.workflow")
 # What these do leaves no trace in that part of a run's record which counts.
 NOT_TRAINING = (
     *OUTSIDE,
-    *(f"{PACKAGE}.runs.{name}" for name in ("progress", "provenance", "mlflow_*")),
+    *(f"{PACKAGE}.runs.{name}" for name in ("dump", "lock", "mlflow_*", "progress", "provenance", "stopping")),
 )
 
 Select = Callable[[Iterable[str]], set[str] | None]  # keys of a registry -> keys to follow; None: all
 
 
-def row_digest(spec: Spec) -> str:
-    """Digest of the training code that a row with this (effective) spec runs: 16 hexadecimal digits."""
-    return _row_digest(tuple(sorted(_choices(spec).items())))
+def row_digest(spec: Spec, sources: Sources | None = None) -> str:
+    """Digest of the training code that a row with this (effective) spec runs: 16 hexadecimal digits.
+
+    ``sources`` is the package to read; default: this one.
+    """
+    return _row_digest(tuple(sorted(_choices(spec).items())), sources or package_sources())
 
 
 @cache
@@ -48,7 +51,7 @@ def digest_of(*roots: str) -> str:
 
 
 @cache
-def _row_digest(choices: tuple[tuple[str, str], ...]) -> str:
+def _row_digest(choices: tuple[tuple[str, str], ...], sources: Sources) -> str:
     chosen = dict(choices)
 
     def select(keys: Iterable[str]) -> set[str] | None:
@@ -56,7 +59,7 @@ def _row_digest(choices: tuple[tuple[str, str], ...]) -> str:
         switches = [path for path, options in _options().items() if wanted <= options and path in chosen]
         return {chosen[path] for path in switches} if switches else None
 
-    return digest(package_sources(), (TRAINING,), select=select)
+    return digest(sources, (TRAINING,), select=select)
 
 
 @cache
@@ -172,12 +175,13 @@ class _Walk:
     def resolve_dotted(self, dotted: str, rest: Reference) -> list[Target] | None:
         """What ``dotted.rest`` means: definitions (none where excluded); None outside the package."""
         parts = (*dotted.split("."), *rest)
-        for length in range(len(parts), 0, -1):  # the longest prefix that is a module
-            module = self.sources.module(".".join(parts[:length]))
+        names = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        if any(fnmatchcase(name, excluded) for name in names for excluded in self.excluded):
+            return []
+        for length, name in reversed(list(enumerate(names, 1))):  # the longest prefix that is a module
+            module = self.sources.module(name)
             if module is None:
                 continue
-            if any(fnmatchcase(module.name, form) for name in self.excluded for form in (name, f"{name}.*")):
-                return []
             if length == len(parts):
                 return [(module.name, name) for name in module.definitions]
             return self._resolve(module, {}, parts[length:])

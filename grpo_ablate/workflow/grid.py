@@ -91,6 +91,12 @@ class Grid:
         return [f"{RESULTS}/{path}" for path in inputs(list(self.experiments.values()))]
 
     @cached_property
+    def paper(self) -> list[str]:
+        """The paper, where the experiments that it tells of exist."""
+        known = set(self.results(*self.experiments))
+        return [*PAPER, made("paper", "paper")] if known.issuperset(self.paper_inputs) else []
+
+    @cached_property
     def quick(self) -> list[str]:
         """The experiments that take seconds."""
         return [name for name, experiment in self.experiments.items() if experiment.testbed.quick]
