@@ -90,8 +90,8 @@ def tidy(experiment: Experiment, results: Path, source: str = "records", *, part
         row = next(row.id for row in experiment.rows if row.hash == digest)
         where = results if source == "records" else f"MLflow ({source})"
         raise UserError(
-            f"{experiment.path}: {len(missing)} of {len(set(wanted))} runs are missing in {where}, the first is row "
-            f"'{row}' seed {seed} (runs/{experiment.testbed.name}/{digest[:8]}); train and log them"
+            f"{experiment.path}: {len(missing)} of {len(set(wanted))} runs are missing in {where}, the first is "
+            f"row '{row}' seed {seed} (runs/{experiment.testbed.name}/{digest[:8]}); train and log them"
             + ("." if not found else ", or give --partial.")
         )
     return _table(experiment, found, _current_digests(experiment))

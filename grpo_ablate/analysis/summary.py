@@ -1,4 +1,4 @@
-"""From the tidy table to a summary per row and metric: mean over seeds, spread, 95 % interval, and what it cost."""
+"""From the tidy table to a summary per row and metric: mean over seeds, spread, 95 % interval, costs."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ def summarise(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
     ``diverged`` the seeds whose score of the experiment's own metric is not finite. Rollouts, tokens, updates
     and seconds are means per seed, of all seeds. A metric that does not apply to a row has no line.
     """
-    fixed = set(runs.columns[: runs.columns.get_loc("stale") + 1])
-    metrics = [name for name in runs.columns if name not in fixed]
+    metrics = [name for name in runs.columns if name.startswith(("eval/", "train/"))]
     rows: list[tuple[object, ...]] = []
     for row in experiment.rows:
         lines = runs[runs["row"] == row.id]
@@ -91,7 +90,7 @@ def summarise(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
         stale = int(final["stale"].sum())
         for name in metrics:
             applies = name.startswith("eval/") or scored[name].notna().any()
-            if applies and not lines[name].isna().all() or name == experiment.metric:
+            if (applies and not lines[name].isna().all()) or name == experiment.metric:
                 numbers = estimate(scored[name])
                 rows.append((experiment.name, row.id, row.label, name, *numbers, *costs, diverged, stale))
     return pd.DataFrame(rows, columns=list(COLUMNS))

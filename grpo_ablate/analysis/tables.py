@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 STALE = "† includes runs made by an older version of the training code."
 
 
@@ -59,13 +60,13 @@ def _table(summary: pd.DataFrame, baseline: str) -> Table:
     )
 
 
-def _label(line: dict[str, object], baseline: str) -> str:
+def _label(line: Mapping[Hashable, object], baseline: str) -> str:
     mark = " (baseline)" if line["row"] == baseline else ""
     return f"{line['label']}{mark}{' †' if line['stale'] else ''}"
 
 
 def decimals(values: Iterable[float], significant: int = 1) -> int:
-    """Return how many decimals show the smaller of ``values`` (their lower quartile) with that many digits, 0 to 6.
+    """Return how many decimals show the smaller of ``values`` (lower quartile) with that many digits, 0 to 6.
 
     >>> decimals([0.0005, 0.0016, 0.0003, 0.0006])
     4
@@ -81,15 +82,17 @@ def decimals(values: Iterable[float], significant: int = 1) -> int:
 def number(value: float, digits: int) -> str:
     """Return a number with fixed decimals, a real minus sign and thousands separated; a dash where there is none.
 
-    >>> number(-12800.0, 0), number(0.98765, 3), number(float("nan"), 2), number(float("inf"), 2)
-    ('−12,800', '0.988', '–', '∞')
+    >>> number(12800.4, 0), number(0.98765, 3), number(float("inf"), 2)
+    ('12,800', '0.988', '∞')
+    >>> number(-0.5, 1) == f"{MINUS}0.5", number(float("nan"), 2) == DASH
+    (True, True)
     """
     if math.isnan(value):
-        return "–"
+        return DASH
     text = f"{value:,.{digits}f}".replace("inf", "∞")
     if float(text.replace(",", "").replace("∞", "inf")) == 0:
         text = text.lstrip("-")
-    return text.replace("-", "−")
+    return text.replace("-", MINUS)
 
 
 def _spread(mean: float, sd: float, digits: int) -> str:
@@ -100,7 +103,7 @@ def _spread(mean: float, sd: float, digits: int) -> str:
 
 
 def _interval(low: float, high: float, digits: int) -> str:
-    return "–" if math.isnan(low) else f"[{number(low, digits)}, {number(high, digits)}]"
+    return DASH if math.isnan(low) else f"[{number(low, digits)}, {number(high, digits)}]"
 
 
 def _markdown(table: Table) -> str:
@@ -146,7 +149,8 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
     "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$",
     "[": "{[}", "]": "{]}",  # a row that starts with a bracket would be read as an argument of \\
-    '"': "''", "±": r"$\pm$", "−": "$-$", "–": "--", "†": r"$^\dagger$", "×": r"$\times$", "∞": r"$\infty$",
+    '"': "''", "±": r"$\pm$", MINUS: "$-$", DASH: "--", "†": r"$^\dagger$", "∞": r"$\infty$",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
     "≤": r"$\le$", "≥": r"$\ge$", "≈": r"$\approx$", "→": r"$\to$", "·": r"$\cdot$", "√": r"$\surd$",
 }  # fmt: skip
 

@@ -1,13 +1,13 @@
-"""What one (spec, seed) of a record becomes in MLflow: parameters, tags, metric points, artifacts. No I/O, no mlflow."""
+"""What one (spec, seed) of a record becomes in MLflow: parameters, tags, metric points, artifacts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,14 +51,8 @@ def fingerprint(run: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def spec_text(run: Mapping[str, Any]) -> str:
-    """Return the sparse canonical JSON of a record's spec."""
-    spec = run["spec"]
-    return spec if isinstance(spec, str) else json.dumps(spec, sort_keys=True, separators=(",", ":"))
-
-
 def parameters(spec: Spec) -> dict[str, str]:
-    """Return every resolved switch under its dotted name; what is too long is its digest, the spec tag has it whole.
+    """Return every resolved switch under its dotted name; a long value as its digest, the spec tags have it whole.
 
     >>> from grpo_ablate.spec.schema import Kl
     >>> flat = _flat("kl", Kl(beta=0.05).model_dump(mode="json"))
@@ -76,7 +70,9 @@ def _flat(name: str, value: object) -> dict[str, str]:
         }
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if len(text) > PARAMETER_LENGTH:
-        text = f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]} ({len(text)} characters, in the tags spec.*)"
+        text = (
+            f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]} ({len(text)} characters, in the tags spec.*)"
+        )
     return {name: text}
 
 
@@ -123,55 +119,60 @@ def lines_by_seed(record: Record) -> dict[int, Lines]:
     return result
 
 
-def contents(record: Record, folder: str, artifacts: Mapping[str, bytes], seeds: Iterable[int]) -> list[RunContent]:
-    """Return what MLflow shall hold of the given seeds of a record; ``folder`` is relative to the results."""
-    text = spec_text(record.run)
-    flat, start = parameters(from_canonical(text)), _started(record.provenance)
-    finished = record.run["status"] == "finished"
+def contents(
+    record: Record, folder: str, artifacts: Mapping[str, bytes], seeds: Iterable[int]
+) -> Iterator[RunContent]:
+    """Yield what MLflow shall hold of the given seeds of a record; ``folder`` is relative to the results.
+
+    ``artifacts`` are the block's files by name; of ``samples.jsonl`` each seed gets its own lines.
+    """
+    run, wanted = record.run, set(seeds)
+    flat, start = parameters(from_canonical(run["spec"])), _started(record.provenance)
     tags = {
-        "hash": record.run["hash"],
-        "testbed": record.run["testbed"],
+        "hash": run["hash"],
+        "testbed": run["testbed"],
         "folder": folder,
-        "status": str(record.run["status"]),
-        "digest": str(record.run.get("digest") or ""),
-        "record": fingerprint(record.run, record.timing),
+        "digest": str(run["digest"]),
+        "record": fingerprint(run, record.timing),
         **_provenance_tags(record.provenance),
-        **spec_tags(text),
+        **spec_tags(run["spec"]),
     }
-    wanted, result = set(seeds), []
     for seed, lines in lines_by_seed(record).items():
         if seed not in wanted:
             continue
-        stamps = timestamps(start, lines.seconds * len(record.run["seeds"]))
-        result.append(
-            RunContent(
-                hash=record.run["hash"],
-                seed=seed,
-                status="FINISHED" if finished else "FAILED",
-                start=start,
-                end=int(stamps[-1]) if len(stamps) else start,
-                lines=lines,
-                timestamp=stamps,
-                parameters=flat,
-                tags={**tags, "seed": str(seed)},
-                artifacts=artifacts,
-            )
+        stamps = timestamps(start, lines.seconds * len(run["seeds"]))
+        diverged = run["diverged"].get(str(seed))
+        own = {"seed": str(seed), "status": "finished" if diverged is None else "diverged"}
+        yield RunContent(
+            hash=run["hash"],
+            seed=seed,
+            status="FINISHED" if diverged is None else "FAILED",
+            start=start,
+            end=int(stamps[-1]),
+            lines=lines,
+            timestamp=stamps,
+            parameters=flat,
+            tags={**tags, **own, **({} if diverged is None else {"diverged": str(diverged)})},
+            artifacts={name: _of_seed(name, data, seed) for name, data in artifacts.items()},
         )
-    return result
+
+
+def _of_seed(name: str, data: bytes, seed: int) -> bytes:
+    if name != "samples.jsonl":
+        return data
+    return b"".join(line for line in data.splitlines(keepends=True) if json.loads(line).get("seed") == seed)
 
 
 def _started(provenance: Mapping[str, Any]) -> int:
-    started = provenance.get("started")
-    if isinstance(started, str):
-        moment = datetime.fromisoformat(started)
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    return int(float(started) * 1000) if started else 0
+    """When the first session of the run began, in milliseconds since 1970."""
+    first = (provenance.get("interrupted") or [provenance])[0]
+    return int(datetime.fromisoformat(first["started"]).timestamp() * 1000)
 
 
 def _provenance_tags(provenance: Mapping[str, Any]) -> dict[str, str]:
     kept = {key: provenance.get(key) for key in ("commit", "dirty", "versions", "processor", "threads")}
     return {
-        key: (value if isinstance(value, str) else json.dumps(value, sort_keys=True))[:TAG_LENGTH]
+        key: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for key, value in kept.items()
         if value is not None
     }

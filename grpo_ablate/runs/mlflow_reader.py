@@ -1,4 +1,4 @@
-"""From MLflow's metric histories back to the lines of runs: a local database directly, any server through its API."""
+"""From MLflow's metric histories back to the lines of runs: a local database directly, a server by its API."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def _known(testbed: str, ids: Mapping[str, int], uri: str) -> int:
 
 def _from_sqlite(opened: sqlite3.Connection, experiment: int, pairs: set[Run]) -> dict[Run, LoggedRun]:
     found = {
-        run: (identity, tags)
-        for run, (identity, tags, status) in existing(opened, experiment).items()
-        if run in pairs and status in ENDED
+        run: held[0]
+        for run, held in existing(opened, experiment).items()
+        if run in pairs and held[0].status in ENDED
     }
-    histories = _sqlite_histories(opened, [identity for identity, _ in found.values()])
+    histories = _sqlite_histories(opened, [held.identity for held in found.values()])
     return {
-        run: LoggedRun(decode(histories[identity]), tags)
-        for run, (identity, tags) in found.items()
-        if identity in histories
+        run: LoggedRun(decode(histories[held.identity]), held.tags)
+        for run, held in found.items()
+        if held.identity in histories
     }
 
 

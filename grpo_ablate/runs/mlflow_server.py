@@ -30,12 +30,12 @@ def write(remote: MlflowClient, uri: str, experiment: str, run: RunContent, star
     """Write one run; ``started`` is one of the same (hash, seed) to continue, or to replace if it disagrees."""
     from mlflow.entities import Param, RunTag
 
-    points = run.points()
+    points = [run.points()]
     identity: str | None = None
     if started is not None:
-        known = decode(server_histories(remote, uri, [started])[started.info.run_id])
-        if _agrees(known, run) and _same_parameters(started, run):
-            identity, points = started.info.run_id, _rest(known, run)
+        history = server_histories(remote, uri, [started])[started.info.run_id]
+        if _agrees(decode(history), run) and _same_parameters(started, run):
+            identity, points = started.info.run_id, _rest(history, run)
         else:
             remote.delete_run(started.info.run_id)
     tags = {**run.tags, "mlflow.user": user()}
@@ -44,7 +44,7 @@ def write(remote: MlflowClient, uri: str, experiment: str, run: RunContent, star
         made = remote.create_run(experiment, start_time=run.start, tags=tags, run_name=tags[RUN_NAME])
         identity, tags = made.info.run_id, {}
     parameters = [Param(key, value) for key, value in run.parameters.items()]
-    remote.log_batch(identity, metrics=metrics(points), params=parameters)
+    remote.log_batch(identity, metrics=[metric for part in points for metric in metrics(part)], params=parameters)
     with tempfile.TemporaryDirectory() as folder:
         for name, data in run.artifacts.items():
             (Path(folder) / name).write_bytes(data)
@@ -71,27 +71,44 @@ def _same_parameters(started: MlflowRun, run: RunContent) -> bool:
 
 
 def _agrees(known: Lines, run: RunContent) -> bool:
-    """Whether the lines already logged are the first lines of the run, number for number."""
+    """Whether the lines already logged are the first lines of the run, number for number.
+
+    A run that was streamed has no seconds yet.
+    """
     count = len(known)
     if count > len(run.lines):
         return False
-    first = run.lines.part(0, count)
-    absent = np.full(count, np.nan)
-    return (
-        set(known.metrics) <= set(first.metrics)
-        and all(
-            np.array_equal(getattr(known, name), getattr(first, name))
-            for name in ("round", "updates", "rollouts", "tokens")
-        )
-        and np.array_equal(known.seconds, first.seconds, equal_nan=True)
-        and all(
-            np.array_equal(known.metrics.get(name, absent), column, equal_nan=True)
-            for name, column in first.metrics.items()
-        )
+    first, absent = run.lines.part(0, count), np.full(count, np.nan)
+    same = all(
+        np.array_equal(getattr(known, name), getattr(first, name))
+        for name in ("round", "updates", "rollouts", "tokens")
+    ) and all(
+        np.array_equal(known.metrics.get(name, absent), column, equal_nan=True)
+        for name, column in first.metrics.items()
     )
+    timed = np.isnan(known.seconds).all() or np.array_equal(known.seconds, first.seconds, equal_nan=True)
+    return bool(same and timed and set(known.metrics) <= set(first.metrics))
 
 
-def _rest(known: Lines, run: RunContent) -> Points:
-    """The points of the lines that are not logged yet."""
-    count = len(known)
-    return encode(run.lines.part(count, len(run.lines)), run.timestamp[count:])
+def _rest(history: Points, run: RunContent) -> list[Points]:
+    """The points that a run lacks: later lines, and the seconds of the lines it has."""
+    known = decode(history)
+    count, later = len(known), run.timestamp[len(known) :]
+    if not count:
+        return [run.points()]
+    is_round = np.array([key == "round" for key in history.key])
+    times = dict(zip(history.value[is_round].tolist(), history.timestamp[is_round].tolist(), strict=True))
+    taken = np.array([times[float(number)] for number in known.round.tolist()], dtype=np.int64)
+    later = np.maximum(later, taken.max() + 1 + np.arange(len(later)))
+    parts = [encode(run.lines.part(count, len(run.lines)), later)]
+    if np.isnan(known.seconds).all():
+        timed = np.isfinite(run.lines.seconds[:count])
+        parts.append(
+            Points(
+                ("seconds",) * int(timed.sum()),
+                run.lines.seconds[:count][timed],
+                taken[timed],
+                known.updates[timed],
+            )
+        )
+    return parts

@@ -1,8 +1,9 @@
 """Whole runs into a local MLflow database, a block at a time: all of a block's runs appear in one commit, or none.
 
-MLflow's own calls cost some 20 ms a run and 80 microseconds a point, because each passes through an object mapper and
-several transactions; this writes the same rows of the same six tables directly, at a tenth of that. A test
-compares every row with what MLflow's client writes. A database whose tables look different is left to the client.
+MLflow's own calls cost some 20 ms a run and 80 microseconds a point, because each passes through an object
+mapper and several transactions; this writes the same rows of the same tables directly, at a tenth of that. A
+test compares every row with what MLflow's client writes. A database whose tables look different is left to
+the client.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from grpo_ablate.runs.mlflow_content import RunContent
@@ -57,11 +59,16 @@ def user() -> str:
         return "unknown"
 
 
-def existing(opened: sqlite3.Connection, experiment: int) -> dict[Run, tuple[str, Mapping[str, str], str]]:
-    """Return the active runs of an MLflow experiment: (hash, seed) -> run id, tags, status.
+class Held(NamedTuple):
+    """An active run that the database holds."""
 
-    Of several runs of one (hash, seed) the one that has ended counts, then the earliest.
-    """
+    identity: str
+    tags: Mapping[str, str]  # without the spec
+    status: str
+
+
+def existing(opened: sqlite3.Connection, experiment: int) -> dict[Run, list[Held]]:
+    """Return the active runs of an MLflow experiment by (hash, seed); of several, the one that has ended first."""
     tags: dict[str, dict[str, str]] = {}
     status: dict[str, str] = {}
     rows = opened.execute(
@@ -73,10 +80,11 @@ def existing(opened: sqlite3.Connection, experiment: int) -> dict[Run, tuple[str
     for identity, state, key, value in rows:
         tags.setdefault(identity, {})[key] = value
         status[identity] = state
-    found: dict[Run, tuple[str, Mapping[str, str], str]] = {}
+    found: dict[Run, list[Held]] = {}
     for identity, own in tags.items():
         if "hash" in own and own.get("seed", "").isdecimal():
-            found.setdefault((own["hash"], int(own["seed"])), (identity, own, status[identity]))
+            run = (own["hash"], int(own["seed"]))
+            found.setdefault(run, []).append(Held(identity, own, status[identity]))
     return found
 
 
@@ -84,16 +92,19 @@ def write(
     opened: sqlite3.Connection,
     experiment: int,
     runs: Sequence[RunContent],
-    identities: Mapping[Run, str],
+    found: Mapping[Run, Sequence[Held]],
 ) -> None:
-    """Write whole runs in one transaction; a run with an identity in ``identities`` is replaced, keeping it."""
+    """Write whole runs in one transaction; a run that was ``found`` is replaced under its id, its doubles deleted."""
     artifacts = _artifact_folder(opened, experiment)
     assert artifacts is not None
     name = opened.execute("SELECT name FROM experiments WHERE experiment_id = ?", (experiment,)).fetchone()[0]
     rows: dict[str, list[tuple[object, ...]]] = {table: [] for table in TABLES}
+    doubles: list[str] = []
     creator = user()
     for run in runs:
-        identity = identities.get((run.hash, run.seed)) or _identity(name, run)
+        held = found.get((run.hash, run.seed), ())
+        doubles.extend(double.identity for double in held[1:])
+        identity = held[0].identity if held else _identity(name, run)
         folder = artifacts / identity / "artifacts"
         _write_artifacts(folder, run.artifacts)
         rows["runs"].append(
@@ -108,6 +119,10 @@ def write(
     # In the order of the primary key, so that its pages fill one after another.
     rows["metrics"].sort(key=lambda row: (row[0], row[2], row[3]))
     with transaction(opened):
+        opened.executemany(
+            "UPDATE runs SET lifecycle_stage = 'deleted', deleted_time = end_time WHERE run_uuid = ?",
+            [(identity,) for identity in doubles],
+        )
         for table in PER_RUN:
             opened.executemany(f"DELETE FROM {table} WHERE run_uuid = ?", [(row[0],) for row in rows["runs"]])
         for table, columns in TABLES.items():

@@ -71,7 +71,7 @@ def locate(results: Path, uri: str | None = None) -> Store:
 
 
 def _sqlite(path: Path) -> Store:
-    absolute = Path(os.path.abspath(path))
+    absolute = path.resolve()
     return Store(f"sqlite:///{absolute}", absolute)
 
 

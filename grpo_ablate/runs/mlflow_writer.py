@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Logged", "create_store", "log_experiment"]
 
 Tags = Mapping[str, str]
-ARTIFACTS = ("run.json", "provenance.json", "timing.json")
+ARTIFACTS = ("run.json", "provenance.json", "samples.jsonl")
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def log_experiment(
         target.tag(*_relabelled(target.found.keys() - wanted, target.found, experiment.name, {}))
     if missing and not partial:
         raise UserError(
-            f"{experiment.path}: {len(missing)} seed blocks have no record in {results} yet, the first is {missing[0]}; "
-            f"the other runs are logged ({written} new, {unchanged} unchanged)."
+            f"{experiment.path}: {len(missing)} seed blocks have no record in {results} yet, the first is "
+            f"{missing[0]}; the other runs are logged ({written} new, {unchanged} unchanged)."
         )
     return Logged(written, unchanged, tuple(missing))
 
@@ -128,7 +128,9 @@ def _contents(
     folder = results / cell.folder
     record = read_record(folder)
     if record.run["hash"] != cell.hash:
-        raise UserError(f"{folder / 'run.json'}: holds another spec than its folder's name says; delete the folder.")
+        raise UserError(
+            f"{folder / 'run.json'}: holds another spec than its folder's name says; delete the folder."
+        )
     files = {name: (folder / name).read_bytes() for name in ARTIFACTS if (folder / name).exists()}
     result = []
     for run in contents(record, cell.folder, files, [seed for _, seed in todo]):
@@ -181,10 +183,10 @@ def _opened(experiment: Experiment, results: Path, uri: str | None) -> Iterator[
 
 def _sqlite_target(opened: Any, experiment: int) -> _Target:
     found = mlflow_sqlite.existing(opened, experiment)
-    identities = {run: identity for run, (identity, _, _) in found.items()}
+    identities = {run: held[0].identity for run, held in found.items()}
     return _Target(
-        {run: (tags, status) for run, (_, tags, status) in found.items()},
-        lambda runs: mlflow_sqlite.write(opened, experiment, runs, identities),
+        {run: (held[0].tags, held[0].status) for run, held in found.items()},
+        lambda runs: mlflow_sqlite.write(opened, experiment, runs, found),
         lambda changed, removed: mlflow_sqlite.set_tags(
             opened,
             [(identities[run], key, value) for run, key, value in changed],
@@ -195,7 +197,9 @@ def _sqlite_target(opened: Any, experiment: int) -> _Target:
 
 def _server_target(uri: str, experiment: Experiment) -> _Target:
     remote = client(uri)
-    number = remote.get_experiment_by_name(experiment.testbed.name).experiment_id
+    known = remote.get_experiment_by_name(experiment.testbed.name)
+    assert known is not None  # create_store has made it
+    number = known.experiment_id
     filters = {f"tags.hash = '{row.hash}'" for row in experiment.rows}
     runs = server_runs(remote, number, [*sorted(filters), f"tags.`row.{experiment.name}` LIKE '%'"])
 
