@@ -1,15 +1,21 @@
-"""``grpo-ablate train``: which spec, which seeds, which folders; then one block of seeds per call of the trainer."""
+"""``grpo-ablate train``: which spec, which seeds, which folders; then a call of the trainer per block of seeds."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.cells import Cell, row_cells
 from grpo_ablate.spec.identity import from_canonical, spec_hash
 from grpo_ablate.spec.resolve import find_row
+
+if TYPE_CHECKING:
+    from grpo_ablate.runs.mlflow_stream import Stream
+    from grpo_ablate.spec.schema import Spec
 
 
 def train_command(arguments: argparse.Namespace) -> int:
@@ -20,18 +26,37 @@ def train_command(arguments: argparse.Namespace) -> int:
     from grpo_ablate.runs.train import train
 
     for cell in cells:
-        train(
-            from_canonical(cell.spec_json),
-            range(cell.first_seed, cell.last_seed + 1),
-            arguments.results / cell.folder,
-            arguments.results / cell.folder.replace("runs/", "scratch/", 1),
-            testbed=cell.testbed,
-            stop_with_parent=arguments.stop_with_parent,
-            dump_round=arguments.dump_round,
-            dump_path=arguments.dump or Path(f"round-{arguments.dump_round}.json"),
-            stream=arguments.stream,
-        )
+        spec = from_canonical(cell.spec_json)
+        with _stream(arguments, cell, spec) as listener:
+            train(
+                spec,
+                range(cell.first_seed, cell.last_seed + 1),
+                arguments.results / cell.folder,
+                arguments.results / cell.folder.replace("runs/", "scratch/", 1),
+                testbed=cell.testbed,
+                stop_with_parent=arguments.stop_with_parent,
+                dump_round=arguments.dump_round,
+                dump_path=arguments.dump,
+                on_evaluation=listener,
+            )
     return 0
+
+
+@contextmanager
+def _stream(arguments: argparse.Namespace, cell: Cell, spec: Spec) -> Iterator[Stream | None]:
+    """Send a run's evaluations to the MLflow server that ``--stream`` names, while it trains."""
+    if arguments.stream is None:
+        yield None
+        return
+    from grpo_ablate.runs.mlflow_stream import Stream
+
+    stream = Stream(arguments.stream, spec, testbed=cell.testbed, results=arguments.results, folder=cell.folder)
+    try:
+        yield stream
+    except BaseException:
+        stream.close("KILLED")
+        raise
+    stream.close("FINISHED")
 
 
 def _cells(arguments: argparse.Namespace) -> list[Cell]:

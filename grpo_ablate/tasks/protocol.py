@@ -23,7 +23,6 @@ class Task(Protocol):
     """A pool of prompts and a verifier."""
 
     prompt_count: int
-    components: tuple[str, ...]
 
     def score(self, prompts: Tensor, tokens: Tensor, token: Tensor) -> Scores:
         """Score responses ``tokens`` int64 [M, B, G, T] (scored where ``token``) to ``prompts`` [M, B]."""

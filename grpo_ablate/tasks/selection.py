@@ -15,11 +15,9 @@ class Selection:
     """P prompts with up to C candidates each.
 
     ``qualities`` float64 [P, C] and ``valid`` bool [P, C]; a prompt with fewer candidates is padded
-    with candidates that do not exist. The component ``accuracy`` is 1 for a candidate of the prompt's
-    highest quality and 0 for the others.
+    with candidates that do not exist. The reward has two components: ``quality`` and ``accuracy``, which is
+    1 for a candidate of the prompt's highest quality and 0 for the others.
     """
-
-    components = ("quality", "accuracy")
 
     def __init__(self, settings: SelectionTask):
         self.prompts = settings.prompts

@@ -1,0 +1,46 @@
+"""What a long run says while it trains: one line that moves on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TextIO
+
+QUIET = 1.0  # seconds before a run says anything
+TERMINAL, PLAIN = 0.2, 15.0  # seconds between two reports
+
+
+class Progress:
+    """Reports of one run; nothing at all for a run of less than a second."""
+
+    def __init__(self, name: str, rounds: int, stream: TextIO | None = None):
+        self.name, self.rounds = name, rounds
+        self.stream = sys.stderr if stream is None else stream
+        self.moving = self.stream.isatty()
+        self.began = time.monotonic()
+        self.last = self.began + QUIET - (TERMINAL if self.moving else PLAIN)
+        self.first_round: int | None = None
+        self.reward = math.nan
+        self.shown = False
+
+    def round(self, number: int, reward: float | None) -> None:
+        """Note a finished round and, where one was measured, the mean evaluation reward."""
+        if self.first_round is None:
+            self.first_round = number - 1
+        if reward is not None:
+            self.reward = reward
+        now = time.monotonic()
+        if now - self.last < (TERMINAL if self.moving else PLAIN):
+            return
+        self.last, self.shown = now, True
+        seconds = now - self.began
+        left = seconds / (number - self.first_round) * max(0, self.rounds - number)
+        text = f"{self.name}: round {number} of {self.rounds}, reward {self.reward:.4f}, {left:.0f} s left"
+        print(f"\r{text:<79}" if self.moving else text, end="" if self.moving else "\n", file=self.stream)
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Leave the terminal's line."""
+        if self.moving and self.shown:
+            print(file=self.stream)

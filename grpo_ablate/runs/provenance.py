@@ -1,0 +1,57 @@
+"""Where a run's numbers come from: code, versions, machine and command. Outside checksums and comparisons."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("grpo-ablate", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
+
+
+def provenance(threads: int) -> dict[str, Any]:
+    """Return commit, dirty, versions, processor, threads, command and the time now, as JSON-ready values.
+
+    ``commit`` and ``dirty`` are None where the package does not lie in a git working tree.
+    """
+    commit = _git("rev-parse", "HEAD")
+    changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "commit": commit,
+        "dirty": None if changes is None else changes != "",
+        "versions": {
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in PACKAGES},
+        },
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "platform": platform.platform(),
+        "threads": threads,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git says of the package's working tree, or None."""
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    """Return the processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
