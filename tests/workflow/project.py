@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -38,7 +39,7 @@ rows:
 figures: [curves]
 """
 # The wiring of the paper, without its words: those tell of experiments that take longer than these.
-PAPER = '''
+PAPER = """
 from pathlib import Path
 
 
@@ -50,7 +51,7 @@ def build(results, folder):
     (results / "paper").mkdir(parents=True, exist_ok=True)
     (results / "paper" / "numbers.json").write_text("{}")
     (folder / "paper.pdf").write_bytes(b"%PDF")
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,17 @@ class Project:
         table = text.rpartition("Job stats:")[2]
         jobs = {name: int(count) for name, count in re.findall(r"^([\w-]+) +(\d+)$", table, re.MULTILINE)}
         assert jobs or "Nothing to be done" in text, text
-        return Counter({name: n for name, n in jobs.items() if name not in {"total", "job", "alpha", "beta", *TARGETS}})
+        return Counter(
+            {name: n for name, n in jobs.items() if name not in {"total", "job", "alpha", "beta", *TARGETS}}
+        )
+
+    def status(self) -> dict:
+        """What ``grpo-ablate status --json`` says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "grpo_ablate", "status", "--json"],
+            cwd=self.path, env=environment(), capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        return json.loads(done.stdout)
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Replace a text that must occur once."""
