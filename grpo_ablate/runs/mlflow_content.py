@@ -127,7 +127,8 @@ def contents(
     ``artifacts`` are the block's files by name; of ``samples.jsonl`` each seed gets its own lines.
     """
     run, wanted = record.run, set(seeds)
-    flat, start = parameters(from_canonical(run["spec"])), _started(record.provenance)
+    text = json.dumps(run["spec"], sort_keys=True, separators=(",", ":"))  # as in the spec's identity
+    flat, start = parameters(from_canonical(text)), _started(record.provenance)
     tags = {
         "hash": run["hash"],
         "testbed": run["testbed"],
@@ -135,7 +136,7 @@ def contents(
         "digest": str(run["digest"]),
         "record": fingerprint(run, record.timing),
         **_provenance_tags(record.provenance),
-        **spec_tags(run["spec"]),
+        **spec_tags(text),
     }
     for seed, lines in lines_by_seed(record).items():
         if seed not in wanted:
