@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def _text(p: Plan) -> str:
     lines.append("  (B prompts x G responses a round; updates, rollouts and tokens at most, per seed)")
     lines += _inert_lines(p)
     for note, rows in _grouped((n, r.row) for r in p.rows for n in r.notes).items():
-        lines.append(f"  note, {_names(rows, len(p.rows))}: {note}.")
+        lines.append(_wrapped(f"note, {_names(rows, len(p.rows))}: {note}."))
     total = sum(r.rollouts * r.seeds for r in p.rows if r.twin_of is None)
     time = (
         "unknown (nothing of this testbed has run on this machine)"
@@ -161,10 +162,14 @@ def _text(p: Plan) -> str:
 
 def _inert_lines(p: Plan) -> list[str]:
     said = ((f"{i['key']} {i['value']} cannot act: {i['reason']}", r.row) for r in p.rows for i in r.inert)
-    return [f"  {_names(rows, len(p.rows))}: {text}." for text, rows in _grouped(said).items()]
+    return [_wrapped(f"{_names(rows, len(p.rows))}: {text}.") for text, rows in _grouped(said).items()]
 
 
-def _grouped(pairs: Any) -> dict[str, list[str]]:
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, width=100, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for text, row in pairs:
         groups.setdefault(text, []).append(row)

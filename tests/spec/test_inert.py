@@ -79,7 +79,7 @@ def test_plan_names_the_twin_and_the_reason_and_counts_its_jobs_once(write: Writ
     assert (found.jobs, found.jobs_to_run, found.seconds) == (2, 2, None)
     text = as_text([found])
     assert "twin of base" in text
-    assert "wide: update.clip_high 0.28 cannot act: with one optimiser step per round every ratio is 1" in text
+    assert "wide: update.clip_high 0.28 cannot act: with one optimiser step per round every ratio" in text
     assert "time: unknown" in text
     assert "640 rollouts in 2 jobs; 0 done, 2 to run" in text  # 80 rollouts x 8 seeds, the twin not counted
 
