@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from grpo_ablate.runs.record import Record
 
 PARAMETER_LENGTH = 500  # MLflow cuts at 6,000 without a word; a chart needs far less
+DIRECTIONS = ("budget.hold", "evaluation.last", "update.force")
 TAG_LENGTH = 5000  # and at 8,000 for a tag
 INTEGERS = ("seed", "round", "updates", "rollouts", "tokens")
 
@@ -54,12 +55,15 @@ def fingerprint(run: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
 def parameters(spec: Spec) -> dict[str, str]:
     """Return every resolved switch under its dotted name; a long value as its digest, the spec tags have it whole.
 
+    Directions that are no property of a run (they stay outside its identity) are left out.
+
     >>> from grpo_ablate.spec.schema import Kl
     >>> flat = _flat("kl", Kl(beta=0.05).model_dump(mode="json"))
     >>> flat["kl.beta"], flat["kl.place"]
     ('0.05', 'loss')
     """
-    return _flat("", spec.model_dump(mode="json"))
+    flat = _flat("", spec.model_dump(mode="json"))
+    return {name: text for name, text in flat.items() if name not in DIRECTIONS}
 
 
 def _flat(name: str, value: object) -> dict[str, str]:

@@ -94,7 +94,7 @@ def write(
     runs: Sequence[RunContent],
     found: Mapping[Run, Sequence[Held]],
 ) -> None:
-    """Write whole runs in one transaction; a run that was ``found`` is replaced under its id, its doubles deleted."""
+    """Write whole runs in one transaction; a run in ``found`` is replaced under its id, its doubles deleted."""
     artifacts = _artifact_folder(opened, experiment)
     assert artifacts is not None
     name = opened.execute("SELECT name FROM experiments WHERE experiment_id = ?", (experiment,)).fetchone()[0]

@@ -1,0 +1,83 @@
+"""Records of runs that nobody trained: lines of every kind, published as the trainer publishes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from grpo_ablate.runs.mlflow_content import INTEGERS
+from grpo_ablate.runs.record import publish
+from grpo_ablate.spec.cells import Cell
+
+
+def columns(seeds: list[int], salt: int) -> dict[str, Any]:
+    """Lines of each kind: five evaluations, two of them at the same step; NaN, infinities, constants, gaps."""
+    made: dict[str, list[Any]] = {}
+    for seed in seeds:
+        numbers = np.random.default_rng([seed, salt])
+        lines = {
+            "seed": [seed] * 5,
+            "round": [0, 1, 2, 3, 4],
+            "updates": [0, 1, 1, 2, 3],
+            "rollouts": [0, 8, 16, 24, 40],
+            "tokens": [0, 8, 16, 24, 40],
+            "eval/reward": [0.5125, *numbers.random(4)],
+            "eval/hurt": [np.nan, np.inf, -np.inf, -0.0, 1e-300],
+            "train/noisy": [np.nan, *numbers.normal(size=4)],
+            "train/constant": [np.nan, 1.0, 1.0, 1.0, 1.0],
+            "train/steps": [np.nan, 0.25, 0.25, 0.75, 0.25],
+            "train/broken": [np.nan, 1.0, np.nan, np.nan, np.nan],
+            "train/gap": [np.nan, 2.0, np.nan, 2.0, 2.0],
+            "train/infinite": [np.nan, np.inf, np.inf, np.inf, -np.inf],
+            "train/never": [np.nan] * 5,
+        }
+        for name, values in lines.items():
+            made.setdefault(name, []).extend(values)
+    return made
+
+
+def _table(made: dict[str, Any]) -> pa.Table:
+    types = {name: np.int64 if name in INTEGERS else np.float64 for name in made}
+    return pa.table({name: np.array(values, dtype=types[name]) for name, values in made.items()})
+
+
+def write_record(
+    results: Path,
+    cell: Cell,
+    *,
+    salt: int = 0,
+    diverged: dict[str, int] | None = None,
+    curve: list[list[float]] | None = None,
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> Path:
+    """Publish a record of the cell as the trainer would; ``change`` may alter the columns first."""
+    seeds = list(range(cell.first_seed, cell.last_seed + 1))
+    table = columns(seeds, salt + int(cell.hash[:6], 16))
+    if change is not None:
+        change(table)
+    folder = results / cell.folder
+    run = {
+        "schema_version": 1,
+        "hash": cell.hash,
+        "spec": json.loads(cell.spec_json),
+        "testbed": cell.testbed,
+        "seeds": seeds,
+        "status": "diverged" if diverged else "finished",
+        "diverged": diverged or {},
+        "digest": "0123456789abcdef",
+        "budget": {},
+    }
+    timing = {"seconds": 0.8, "curve": curve or [[number, 0.1 * number + 0.004] for number in range(5)]}
+    made_by = {"commit": "c0ffee", "dirty": False, "versions": {"torch": "2"}, "threads": 1}
+    started = {"started": "2025-01-02T03:04:05.678+00:00"}
+    samples = [{"seed": seed, "response": f"Bonjour {seed}", "reward": 1.0} for seed in seeds]
+    parameters = {"logits": torch.zeros(1)}
+    apart = {"timing": timing, "provenance": {**made_by, **started, "interrupted": []}}
+    publish(folder, results / "aside", _table(table), samples, parameters, run, apart)
+    return folder
