@@ -7,7 +7,8 @@ mean of unequal parts. Runs of other trainers can be brought in under these name
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -37,6 +38,8 @@ _PUBLISHED = (
         "eval/pass_at_k", "evaluation", "chance that one of k answers is right (unbiased estimator; k in the name)"
     ),
     Meaning("eval/distinct_answers", "evaluation", "distinct answers per prompt"),
+    Meaning("eval/entropy", "evaluation", "exact entropy of the policy, mean over held-out prompts"),
+    Meaning("eval/kl", "evaluation", "exact KL(policy, reference), mean over held-out prompts"),
     Meaning("train/loss", "update", "policy, KL and entropy parts together, as minimised"),
     Meaning("train/policy_loss", "update", "minus the weighted surrogate"),
     Meaning("train/kl_loss", "update", "beta times the weighted KL penalty; 0 when the KL is in the reward"),
@@ -138,9 +141,13 @@ def as_json() -> str:
     return json.dumps([asdict(meaning) for meaning in _PUBLISHED], indent=2)
 
 
-def as_text(meanings: Iterable[Meaning] = _PUBLISHED) -> str:
+def as_text(width: int = 100) -> str:
     """Return the published metrics as a table of name, denominator and meaning."""
-    rows = list(meanings)
-    wide = max(len(row.name) for row in rows)
-    narrow = max(len(row.denominator) for row in rows)
-    return "\n".join(f"{row.name:<{wide}}  {row.denominator:<{narrow}}  {row.meaning}" for row in rows)
+    names = max(map(len, METRICS))
+    kinds = max(len(meaning.denominator) for meaning in _PUBLISHED)
+    indent = " " * (names + kinds + 4)
+    lines: list[str] = []
+    for row in _PUBLISHED:
+        first = f"{row.name:<{names}}  {row.denominator:<{kinds}}  "
+        lines += textwrap.wrap(row.meaning, width, initial_indent=first, subsequent_indent=indent)
+    return "\n".join(lines)

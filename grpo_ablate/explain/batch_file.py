@@ -59,7 +59,7 @@ def read(path: Path) -> list[Any]:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON ({error}).") from error
     if not isinstance(entries, list):
         raise UserError(f"{path}: expected a list of responses, found {_kind(entries)}.")
@@ -170,7 +170,8 @@ def _steps(steps: Any, where: str, length: int) -> tuple[tuple[int, float], ...]
         end, score = step
         if not isinstance(end, int) or isinstance(end, bool) or not 0 <= end < length:
             raise UserError(
-                f"{where}: 'steps' has the end {json.dumps(end)}; expected a token from 0 to {length - 1}."
+                f"{where}: 'steps' has the end {json.dumps(end)}; expected the 0-based position of one of the "
+                f"response's {length} tokens."
             )
         known = _score(score, where, "steps")
         result.append((end, math.nan if known is None else known))

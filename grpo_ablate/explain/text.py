@@ -32,16 +32,19 @@ def format_text(explanation: Explanation, switches: Switches, source: str = "bat
 
 
 def number(value: float | None) -> str:
-    """Return a number to six decimals, or in powers of ten where that would hide it.
+    """Return a number to seven digits in at most ten columns, in powers of ten where it would not fit.
 
-    >>> number(-1.7320508), number(0.0), number(2e-9), number(None)
-    ('-1.732051', '0', '2.000000e-09', '-')
+    >>> number(-1.7320508), number(12.5), number(0.0), number(2e-9), number(None)
+    ('-1.732051', '12.50000', '0', '2.000e-09', '-')
     """
     if value is None or value != value:
         return "-"
     if value == 0:
         return "0"
-    return f"{value:.6f}" if 1e-4 <= abs(value) < 1e6 else f"{value:.6e}"
+    size = abs(value)
+    if not 1e-4 <= size < 1e4:
+        return f"{value:.3e}"
+    return f"{value:.{6 if size < 10 else 5 if size < 100 else 4 if size < 1000 else 3}f}"
 
 
 def _count(count: int, noun: str) -> str:
@@ -92,6 +95,8 @@ def _responses(explanation: Explanation) -> list[str]:
     widths = {
         name: max(len(name), *(len(cell) for row in rows for cell in row), 0) for name, rows in texts.items()
     }
+    if 7 + sum(2 + width for width in widths.values()) > WIDTH:
+        del texts["logp"]  # the reader's own number, and the first that can be spared
     header = "  token  " + "  ".join(f"{name:>{widths[name]}}" for name in texts)
     blocks = []
     for index, logp in enumerate(explanation.logp):

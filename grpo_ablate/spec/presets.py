@@ -76,6 +76,7 @@ _PRESETS = (
         (
             "the overlong penalty is unbounded beyond the limit in verl, -1 here",
             "a group of one response keeps its raw reward as advantage in verl, 0 here",
+            "verl holds z of its k3 within +-20 and the estimate within +-10",
         ),
         "verl 0.9.1, core_algos and the default actor configuration",
     ),
@@ -86,7 +87,7 @@ _PRESETS = (
             "update": {**_CLIP, "reduction": "token-mean"},
             "kl": {"beta": 0.01, "estimator": "k1", "gradient": "pathwise", "place": "reward-after"},
         },
-        ("a group whose only spread is rounding noise is divided by it in OpenRLHF; so it is here in float64",),
+        (),
         "OpenRLHF 0.11.2, advantage estimator group_norm",
     ),
     Preset(
@@ -147,6 +148,7 @@ _PRESETS = (
         (
             "the buffer of the overlong penalty belongs to a task's limit: the paper's is 4096 of 20480 tokens; "
             "the 1 here reaches only responses at the limit, so set reward.overlong_buffer",
+            "how often to draw anew: sampling.max_resample is the row's own",
         ),
         "Yu et al. 2025, DAPO, as run by verl's recipe",
     ),
@@ -168,7 +170,10 @@ _PRESETS = (
             "update": {"surrogate": "clip", "clip_low": "off", "clip_high": "off", "reduction": "token-mean"},
             "kl": {"beta": 0.0},
         },
-        ("prime-rl's own surrogate; here the unclipped ratio times the advantage, which equals it at ratio 1",),
+        (
+            "prime-rl drops tokens whose trainer-to-sampler ratio leaves a band and may penalise that log ratio; "
+            "here its ratio times the advantage, without the band",
+        ),
         "prime-rl, snapshot of August 2026",
     ),
     Preset(
@@ -207,7 +212,7 @@ def format_presets() -> str:
 
 
 def _format(preset: Preset) -> str:
-    lines = [f"{preset.name}  ({preset.source})"]
+    lines = textwrap.wrap(f"{preset.name}: {preset.source}", 98, subsequent_indent="  ")
     for section, keys in preset.switches.items():
         text = ", ".join(f"{key} {value}" for key, value in keys.items())
         lines += textwrap.wrap(f"{section + ':':<11}{text}", 98, initial_indent="  ", subsequent_indent=" " * 13)
