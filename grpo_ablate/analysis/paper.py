@@ -218,16 +218,16 @@ def _spread(verdicts: Sequence[Verdict], digits: int) -> dict[str, str]:
 
 def sweep(material: Material) -> dict[str, Any]:
     """Return final quality at every group size, for each way of holding the budget and each advantage."""
-    from grpo_ablate.analysis.figures.material import axis_values, levels
+    from grpo_ablate.analysis.figures.material import axis_values, interval, levels
 
     experiment = material.experiment
     options = next(figure.options for figure in experiment.figures if figure.kind == "sweep")
     axis, by, panel = options["axis"], options["by"], options["panel"]
     values = axis_values(experiment, axis)[1]
     means = {
-        tuple(levels(experiment, row)[name] for name in (by, panel, axis)): material.final(
-            row, experiment.metric
-        ).mean()
+        tuple(levels(experiment, row)[name] for name in (by, panel, axis)): float(
+            interval(material.final(row, experiment.metric))[0]
+        )
         for row in material.rows
     }
     sizes = sorted(experiment.axes[axis], key=lambda level: values[level])

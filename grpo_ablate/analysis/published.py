@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from grpo_ablate.spec.resolve import Experiment
+    from grpo_ablate.spec.schema import Spec
 
 STANDARD_ERRORS = 4.0
 # The published bound, 9e-9, is that of one random stream; twelve streams gave 8.4e-9 to 8.9e-9.
@@ -244,6 +245,57 @@ class Report:
         count, failed = len(self.verdicts), sum(not verdict.holds for verdict in self.verdicts)
         end = f"all {count} comparisons agree" if self.agrees else f"{failed} of {count} comparisons disagree"
         return "\n".join([head, *table(self.verdicts), end])
+
+
+BLOCK = 500  # seeds trained side by side: enough to be quick, few enough for a small memory
+
+
+def run_published(path: Path, seeds: int | None = None, random_key: int | None = None) -> Report:
+    """Train the published rows of an experiment anew, in memory, and judge them.
+
+    Every update is evaluated, whatever the testbed says: the published gap is over all steps.
+
+    Args:
+        path: the experiment's file.
+        seeds: how many, from 0 on; default: the experiment's own number.
+        random_key: the key of all random numbers; default: the testbed's.
+    """
+    from grpo_ablate.spec.identity import replace
+    from grpo_ablate.spec.resolve import load_experiment
+
+    experiment = load_experiment(path)
+    lines = published_of(experiment)
+    count = experiment.seeds if seeds is None else seeds
+    if count < 1:
+        raise UserError(f"--seeds {count}: expected at least 1.")
+    curves: dict[str, np.ndarray] = {}
+    keys = set()
+    for row in dict.fromkeys(name for line in lines for name in (line.row, line.other) if name):
+        spec = experiment.row(row).effective
+        key = spec.sampling.random_key if random_key is None else random_key
+        keys.add(key)
+        changed = replace(spec, {"sampling": {"random_key": key}, "evaluation": {"every": 1}})
+        curves[row] = learning_curves(changed, count, experiment.metric)
+    return Report(experiment.name, count, keys.pop(), tuple(judge(curves, lines)))
+
+
+def learning_curves(spec: Spec, seeds: int, metric: str) -> np.ndarray:
+    """Train a spec on seeds 0 to ``seeds`` - 1 in memory; return the metric, ``[seeds, evaluations]`` float64."""
+    import torch
+
+    from grpo_ablate.runs.train import make_loop
+
+    torch.set_num_threads(1)
+    blocks = []
+    for first in range(0, seeds, BLOCK):
+        loop = make_loop(spec, range(first, min(first + BLOCK, seeds)))
+        found = [loop.start().values[metric]]
+        while not loop.finished:
+            line = loop.advance()
+            if line is not None:
+                found.append(line.values[metric])
+        blocks.append(torch.stack(found, dim=1).numpy())
+    return np.concatenate(blocks)
 
 
 def table(verdicts: Iterable[Verdict]) -> list[str]:

@@ -16,6 +16,7 @@ from grpo_ablate.analysis.figures.material import (
     COST_LABELS,
     Material,
     hue_axis,
+    interval,
     levels,
     metric_label,
     row_name,
@@ -95,7 +96,7 @@ def _panel(axes: Axes, material: Material, rows: list[Row], metric: str, x: str)
     others = [axis for axis in experiment.axes if axis != hue_axis(experiment)]
     published = {line.row: line.value for line in material.published(metric) if line.statement == "final"}
     curves = [material.curve(row.id, metric, x) for row in rows]
-    means = [values.mean(axis=0) for _, values in curves]
+    means = [interval(values)[0] for _, values in curves]
     ends = []
     for index, (row, mean, (places, values)) in enumerate(zip(rows, means, curves, strict=True)):
         alike = [other for other, theirs in enumerate(means) if _coincide(mean, theirs)]
@@ -125,6 +126,6 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     theirs = " Open diamonds: the published final values." if material.published(metric) else ""
     return (
         f"{metric_label(experiment, metric).capitalize()} during training against {against}. Thin lines: single "
-        f"seeds ({material.seeds(shown)} per row); thick lines: their mean, with its 95 % t interval as a band. "
+        f"seeds (per row {material.seeds(shown)}); thick lines: their mean, with its 95 % t interval as a band. "
         f"Dashes of several colours are lines that coincide.{theirs}"
     )

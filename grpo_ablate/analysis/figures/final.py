@@ -30,8 +30,10 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(style.DOUBLE, height), sharey=True, layout="constrained", width_ratios=(1.25, 1)
     )
-    finals = [material.final(row, metric) for row in rows]
+    finals = [values[np.isfinite(values)] for values in (material.final(row, metric) for row in rows)]
     for place, (row, values) in enumerate(zip(rows, finals, strict=True)):
+        if not len(values):
+            continue
         mean, half = interval(values)
         heights = place + style.jitter(len(values), 0.3)
         look = styles[row.id]
@@ -62,7 +64,7 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     left.set_ylim(len(rows) - 0.5, -0.5)
     left.set_xlabel(f"final {label}")
     right.set_xlabel(r"seed minus its row's mean ($\times 10^{-3}$)")
-    widest = max(float(np.abs(values - values.mean()).max()) for values in finals) * 1000
+    widest = max((np.ptp(values) for values in finals if len(values)), default=0.0) * 700
     if widest > 0:
         right.set_xscale("symlog", linthresh=1.0, linscale=0.8)
         right.set_xlim(-widest * 1.3, widest * 1.3)
@@ -80,7 +82,7 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     label = metric_label(material.experiment, material.metric(options))
     theirs = " Open diamonds: the published values." if material.published(material.metric(options)) else ""
     return (
-        f"Final {label} of every row. Coloured dots: single seeds ({material.seeds(rows)} per row); black: mean "
+        f"Final {label} of every row. Coloured dots: single seeds (per row {material.seeds(rows)}); black: mean "
         f"and 95 % t interval.{theirs} Right: each seed minus the mean of its row, linear within one thousandth "
         "of zero and logarithmic beyond."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from grpo_ablate.analysis.published import Published, published_of
+from grpo_ablate.analysis.summary import scores
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.resolve import Experiment, Row
 from grpo_ablate.spec.schema import Reward
@@ -53,14 +55,15 @@ class Material:
         The first is the mean over seeds at each evaluation: seconds differ between seeds, and so do rollouts where
         groups are resampled.
         """
-        lines = self.runs[(self.runs["row"] == row) & self.runs[metric].notna()]
+        lines = self.runs[self.runs["row"] == row]
         values = lines.pivot(index="seed", columns="round", values=metric).to_numpy(dtype=np.float64)
         places = lines.pivot(index="seed", columns="round", values=x).to_numpy(dtype=np.float64)
         return np.nanmean(places, axis=0), values
 
     def final(self, row: Row, metric: str) -> np.ndarray:
-        """Return the score of each seed, ``[seeds]``: the mean of the run's last evaluations."""
-        return self.curve(row.id, metric)[1][:, -row.spec.evaluation.last :].mean(axis=1)
+        """Return the score of each seed, ``[seeds]``, as the summary takes it; NaN where a run diverged."""
+        lines = self.runs[self.runs["row"] == row.id]
+        return scores(lines, [metric], row.spec.evaluation.last)[metric].to_numpy()
 
     def published(self, metric: str) -> list[Published]:
         """Return the published numbers of the rows that have runs; none unless the figure shows their metric."""
@@ -71,12 +74,12 @@ class Material:
 
     def seeds(self, rows: Iterable[Row] | None = None) -> str:
         """Say on how many seeds the rows stand: "n = 40 seeds", or a range where they differ."""
-        counts = [
-            self.runs.loc[self.runs["row"] == row.id, "seed"].nunique()
-            for row in (self.rows if rows is None else rows)
-        ]
-        least, most = min(counts), max(counts)
-        return f"n = {most} seed{'s' * (most != 1)}" if least == most else f"n = {least} to {most} seeds"
+        shown = self.rows if rows is None else list(rows)
+        finals = [self.final(row, self.experiment.metric) for row in shown]
+        least, most = (choose(len(final) for final in finals) for choose in (min, max))
+        text = f"n = {most} seed{'s' * (most != 1)}" if least == most else f"n = {least} to {most} seeds"
+        diverged = sum(int((~np.isfinite(final)).sum()) for final in finals)
+        return f"{text}, {diverged} diverged runs left out" if diverged else text
 
 
 def load(experiment: Experiment, results: Path) -> Material:
@@ -95,17 +98,19 @@ def load(experiment: Experiment, results: Path) -> Material:
 
 
 def interval(values: np.ndarray, axis: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and the half width of its 95 % t interval; NaN for a single value.
+    """Return the mean of the finite values and the half width of its 95 % t interval; NaN for a single value.
+
+    The same numbers as the summary's, for a whole curve at once.
 
     >>> mean, half = interval(np.array([1.0, 2.0, 3.0]))
     >>> round(float(mean), 3), round(float(half), 3)
     (2.0, 2.484)
     """
-    count = values.shape[axis]
-    mean = values.mean(axis=axis)
-    if count < 2:
-        return mean, np.full_like(mean, math.nan)
-    return mean, stats.t.ppf(0.975, count - 1) * values.std(axis=axis, ddof=1) / math.sqrt(count)
+    finite = np.where(np.isfinite(values), values, np.nan)
+    count = np.isfinite(values).sum(axis=axis)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # no or one finite value: NaN
+        mean, sd = np.nanmean(finite, axis=axis), np.nanstd(finite, axis=axis, ddof=1)
+        return mean, stats.t.ppf(0.975, count - 1) * sd / np.sqrt(count)
 
 
 def levels(experiment: Experiment, row: Row) -> dict[str, str]:

@@ -79,7 +79,7 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     rows = [material.experiment.row(line.row) for line, _, _ in found]
     theirs = max((line.seeds for line, _, _ in found), default=0)
     return (
-        f"Ours ({material.seeds(rows)} per row; dots with one sample standard deviation) beside the published "
+        f"Ours (per row {material.seeds(rows)}; dots with one sample standard deviation) beside the published "
         f"values ({theirs} seeds; open diamonds). Middle and right: ours minus theirs for the mean and for the "
         "sample standard deviation; grey bands: what agreement allows, four combined standard errors plus half a "
         "printed digit for a mean, four standard errors for a spread."

@@ -151,7 +151,8 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     name = axis_label(options["axis"], axis_values(experiment, options["axis"])[0])
     holds = " or ".join(dict.fromkeys(by for _, by in found))
     return (
-        f"Above: final {label} against {name}, holding {holds}; small dots: single seeds ({material.seeds(rows)} "
-        "per row), large dots: their mean with its 95 % t interval. Below: the learning curves behind it, against "
-        "updates and against rollouts; thin lines: single seeds, thick lines and bands: mean and 95 % t interval."
+        f"Above: final {label} against {name}, holding {holds}; small dots: single seeds (per row "
+        f"{material.seeds(rows)}), large dots: their mean with its 95 % t interval. Below: the learning curves, "
+        "against updates and against rollouts; thin lines: single seeds, thick lines and bands: mean and 95 % t "
+        "interval."
     )
