@@ -49,7 +49,7 @@ def _table(summary: pd.DataFrame, baseline: str) -> Table:
     if any(line["diverged"] for line in lines):
         columns.append(("Diverged", [str(line["diverged"]) for line in lines]))
     for cost in ("updates", "rollouts", "tokens"):
-        whole = all(float(line[cost]).is_integer() for line in lines)
+        whole = all(line[cost] >= 100 or float(line[cost]).is_integer() for line in lines)
         columns.append((cost.capitalize(), [number(line[cost], 0 if whole else 1) for line in lines]))
     precision = decimals(summary["seconds"], significant=2)
     columns.append(("Seconds", [number(line["seconds"], precision) for line in lines]))
@@ -68,12 +68,14 @@ def _label(line: Mapping[Hashable, object], baseline: str) -> str:
 def decimals(values: Iterable[float], significant: int = 1) -> int:
     """Return how many decimals show the smaller of ``values`` (lower quartile) with that many digits, 0 to 6.
 
+    Values below a millionth are left to be printed as "smaller than"; 4 where nothing else is known.
+
     >>> decimals([0.0005, 0.0016, 0.0003, 0.0006])
     4
     >>> decimals([120.0, 80.0], significant=2)
     0
     """
-    known = sorted(value for value in values if math.isfinite(value) and value > 0)
+    known = sorted(value for value in values if math.isfinite(value) and value >= 1e-6)
     if not known:
         return 4
     return min(6, max(0, significant - 1 - math.floor(math.log10(known[len(known) // 4]))))

@@ -263,7 +263,7 @@ def test_neither_mlruns_nearby_nor_the_environment_redirects(recorded, results, 
 
 def test_an_unreachable_server_is_one_sentence_within_seconds(recorded, results):
     began = time.monotonic()
-    with pytest.raises(UserError, match="http://127.0.0.1:9 cannot be used .* records .* intact"):
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 cannot be used .* records .* intact"):
         log_experiment(recorded, results, "http://127.0.0.1:9")
     assert time.monotonic() - began < 20
     assert log_experiment(recorded, results).written == 6

@@ -1,0 +1,210 @@
+"""One tidy table from the records or from MLflow, the same to the last byte."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fabricated import columns, write_record
+
+from grpo_ablate.analysis.collect import KEYS, collect, tidy
+from grpo_ablate.errors import UserError
+from grpo_ablate.runs import mlflow_reader, mlflow_sqlite
+from grpo_ablate.runs.mlflow_store import client, create_store, locate
+from grpo_ablate.runs.mlflow_writer import log_experiment
+from grpo_ablate.spec.cells import cells
+from grpo_ablate.spec.resolve import load_experiment
+
+
+def all_bytes(paths: list[Path]) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def test_a_line_per_row_seed_and_evaluation_in_order(recorded, results):
+    found = tidy(recorded, results).to_pandas()
+    assert tuple(found.columns[: len(KEYS)]) == KEYS
+    order = [
+        (row, seed, number) for row in ("base", "twin", "mean-only") for seed in range(3) for number in range(5)
+    ]
+    assert list(zip(found["row"], found["seed"], found["round"], strict=True)) == order
+    assert set(found["experiment"]) == {"small"} and set(found["testbed"]) == {"tiny"}
+    cell = next(cell for cell in cells([recorded]) if cell.hash == recorded.row("mean-only").hash)
+    expected = pd.DataFrame(columns([0, 1], int(cell.hash[:6], 16)))
+    got = found[(found["row"] == "mean-only") & (found["seed"] < 2)].reset_index(drop=True)
+    for name in expected.columns:
+        if name != "train/never":
+            assert np.array_equal(got[name], expected[name], equal_nan=True), name
+    assert "train/never" not in found.columns  # a metric that never applies has no column
+
+
+def test_twins_share_their_run(recorded, results):
+    found = tidy(recorded, results).to_pandas().drop(columns="row")
+    assert found.iloc[:15].reset_index(drop=True).equals(found.iloc[15:30].reset_index(drop=True))
+
+
+def test_seconds_are_the_seeds_share_of_its_block(recorded, results):
+    found = tidy(recorded, results).to_pandas()
+    pair, single = found[found["seed"] == 1].iloc[4], found[found["seed"] == 2].iloc[4]
+    assert pair["seconds"] == 0.404 / 2
+    assert single["seconds"] == 0.404
+
+
+def test_tables_from_mlflow_are_those_from_the_records(recorded, results):
+    from_records = all_bytes(collect(recorded, results))
+    log_experiment(recorded, results)
+    shutil.rmtree(results / "tables")
+    assert all_bytes(collect(recorded, results, "mlflow")) == from_records
+    shutil.rmtree(results / "runs")  # nothing of the records is used
+    assert all_bytes(collect(recorded, results, f"sqlite:///{results}/mlflow.db")) == from_records
+    assert len(from_records) == 6
+    values = tidy(recorded, results, "mlflow").column("eval/hurt").to_numpy()
+    assert np.isnan(values[0]) and values[1] == np.inf and values[2] == -np.inf
+
+
+def test_a_second_build_is_the_same_to_the_byte(recorded, results):
+    first = all_bytes(collect(recorded, results))
+    shutil.rmtree(results / "tables")
+    assert all_bytes(collect(recorded, results)) == first
+
+
+def test_the_csv_holds_the_numbers_of_the_parquet(recorded, results):
+    parquet, text, *_ = collect(recorded, results)
+    pd.testing.assert_frame_equal(pd.read_parquet(parquet), pd.read_csv(text), check_exact=True, check_dtype=False)
+
+
+def test_missing_runs_are_named_and_partial_uses_the_others(recorded, results):
+    shutil.rmtree(results / next(c for c in cells([recorded]) if c.hash == recorded.row("mean-only").hash).folder)
+    with pytest.raises(UserError, match=r"2 of 6 runs are missing .* row 'mean-only' seed 0 .* --partial"):
+        collect(recorded, results)
+    found = tidy(recorded, results, partial=True).to_pandas()
+    assert found[found["row"] == "mean-only"]["seed"].unique().tolist() == [2]
+    assert len(found[found["row"] == "base"]) == 15
+
+
+def test_without_any_run_partial_does_not_help(experiment, results):
+    with pytest.raises(UserError, match="6 of 6 runs are missing"):
+        collect(experiment, results, partial=True)
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.parquet", "samples.jsonl", "parameters.safetensors"])
+def test_a_corrupt_record_is_named(recorded, results, name):
+    path = results / cells([recorded])[0].folder / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=name.replace(".", r"\.")):
+        collect(recorded, results)
+
+
+def test_a_store_without_the_experiment_is_a_sentence(recorded, results):
+    with pytest.raises(UserError, match="no experiment 'tiny'"):
+        collect(recorded, results, "mlflow")
+    (results / "mlflow.db").unlink()
+    with pytest.raises(UserError, match="there is no MLflow database"):
+        collect(recorded, results, "mlflow")
+
+
+def test_a_run_that_is_still_written_is_not_read(recorded, results):
+    log_experiment(recorded, results)
+    remote = client(locate(results).uri)
+    run = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id], "tags.seed = '2'")[0]
+    remote.update_run(run.info.run_id, status="RUNNING")
+    with pytest.raises(UserError, match="1 of 6 runs are missing in MLflow"):
+        collect(recorded, results, "mlflow")
+
+
+def test_runs_of_older_code_are_marked_where_the_testbed_keeps_them(recorded, results):
+    keeps = replace(recorded, testbed=replace(recorded.testbed, stale="keep"))
+    assert not tidy(recorded, results).to_pandas()["stale"].any()
+    assert tidy(keeps, results).to_pandas()["stale"].all()
+    paths = collect(keeps, results)
+    assert "older version of the training code" in next(p for p in paths if p.suffix == ".md").read_text()
+
+
+def test_seeds_may_differ_in_their_number_of_lines(experiment, results):
+    def shorten(table):
+        for name in table:
+            table[name] = table[name][:-1]
+
+    for cell in cells([experiment]):
+        write_record(results, cell, change=shorten)
+    log_experiment(experiment, results)
+    found = tidy(experiment, results)
+    assert len(found) == 3 * (5 + 4 + 4)
+    assert found.to_pandas().equals(tidy(experiment, results, "mlflow").to_pandas())
+
+
+def test_the_clients_own_histories_give_the_same_table(recorded, results, monkeypatch):
+    monkeypatch.setattr(mlflow_sqlite, "understood", lambda *_: False)
+    log_experiment(recorded, results)
+    expected = tidy(recorded, results).to_pandas()
+    assert tidy(recorded, results, "mlflow").to_pandas().equals(expected)
+    uri = locate(results).uri
+    remote = client(uri)
+    runs = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])
+    for history in mlflow_reader.server_histories(remote, uri, runs).values():
+        assert len(mlflow_reader.decode(history)) == 5
+
+
+@pytest.fixture
+def server(tmp_path: Path, made_store: Path) -> Iterator[str]:
+    """A real MLflow server with a store of its own."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    shutil.copy(made_store, folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1", "--port", str(port),
+        "--workers", "1",
+    ]  # fmt: skip
+    quiet = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen(command, cwd=folder, env=quiet, stdout=log, stderr=log, start_new_session=True)
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield uri
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # asked politely, it takes a quarter of a minute
+        process.wait(timeout=20)
+        log.close()
+
+
+@pytest.mark.slow
+def test_tables_from_a_server_over_http_are_those_from_the_records(recorded, results, server, monkeypatch):
+    from_records = all_bytes(collect(recorded, results))
+    assert log_experiment(recorded, results, server).written == 6
+    assert log_experiment(recorded, results, server).unchanged == 6
+    assert all_bytes(collect(recorded, results, server)) == from_records
+    monkeypatch.setattr(mlflow_reader, "_bulk", lambda *_: None)  # a server without the bulk endpoint
+    assert all_bytes(collect(recorded, results, server)) == from_records
+    remote = client(server)
+    run = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])[0]
+    assert {file.path for file in remote.list_artifacts(run.info.run_id)} >= {"run.json", "provenance.json"}
+    renamed = load_experiment(recorded.path)
+    recorded.path.write_text(recorded.path.read_text().replace("mean-only: {advantage: {scale: none}}", ""))
+    renamed = load_experiment(recorded.path)
+    log_experiment(renamed, results, server)
+    create_store(results, server, ["tiny", "another"])
+    runs = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])
+    assert sorted(run.data.tags.get("row.small", "-") for run in runs) == ["-"] * 3 + ["base, twin"] * 3
