@@ -30,10 +30,10 @@ class History:
         """Return the metrics that appear in any line, sorted."""
         return sorted({name for line in self.lines for name in line.values})
 
-    def columns(self, seeds: list[int]) -> dict[str, list[int] | list[float]]:
-        """Return the lines as columns, sorted by seed and round: seed, round, counters, then the metrics.
+    def columns(self, seeds: list[int]) -> dict[str, Tensor]:
+        """Return the lines as columns: seed, round and counters int64, then the metrics float64.
 
-        A metric that a line lacks is NaN there.
+        Sorted by seed and round. A metric that a line lacks is NaN there.
         """
         present = torch.stack([line.members for line in self.lines]).T  # [M, lines]
         rounds = torch.tensor([line.round for line in self.lines])
@@ -44,7 +44,7 @@ class History:
         counters = torch.stack([line.counters for line in self.lines], -1)  # [3, M, lines]
         columns |= dict(zip(COUNTERS, counters, strict=True))
         columns |= {name: values.T for name, values in self._values().items()}
-        return {name: values[present].tolist() for name, values in columns.items()}
+        return {name: values[present] for name, values in columns.items()}
 
     def last(self, name: str) -> list[float]:
         """Return each member's number in its last line."""

@@ -21,7 +21,7 @@ def write_round(loop: Loop, number: int, path: Path) -> Observation:
     """
     seen: list[Observation] = []
     loop.start()
-    while not loop.finished and loop.round < number:
+    while not loop.finished and not seen:
         loop.advance(seen.append if loop.round == number - 1 else None)
     if not seen:
         raise UserError(f"--dump-round {number}: the run has rounds 1 to {loop.round}.")

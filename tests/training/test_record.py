@@ -1,0 +1,290 @@
+"""Records, checkpoints and locks on disk."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_specs import demanding, finish, make_loop, make_spec
+
+from grpo_ablate.algorithm.packing import pack, unpack
+from grpo_ablate.algorithm.records import Batch, Steps
+from grpo_ablate.algorithm.rollout import Rollout
+from grpo_ablate.errors import UserError
+from grpo_ablate.metrics import METRICS
+from grpo_ablate.runs import checkpoint
+from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.runs.record import CHECKED, json_bytes, read_record, read_samples
+from grpo_ablate.runs.train import run_in_memory, train
+from grpo_ablate.spec.identity import from_canonical, spec_hash
+
+SEEDS = range(2, 5)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    spec = make_spec(rounds=6, evaluation={"every": 2})
+    train(spec, SEEDS, tmp_path / "run", tmp_path / "scratch", testbed="bench")
+    return spec, tmp_path
+
+
+def files(folder):
+    return {name: (folder / name).read_bytes() for name in (*CHECKED, "run.json")}
+
+
+def test_a_record_holds_what_the_loop_did(trained):
+    spec, path = trained
+    record = read_record(path / "run")
+    loop = finish(make_loop(spec, SEEDS))
+    columns = loop.history.columns(list(SEEDS))
+    assert record.metrics.column_names == list(columns)
+    assert record.metrics.column_names[:5] == ["seed", "round", "updates", "rollouts", "tokens"]
+    for name, values in columns.items():
+        assert str(record.metrics.schema.field(name).type) == ("double" if values.is_floating_point() else "int64")
+        assert record.metrics.column(name).null_count == 0  # NaN is a number here, never null
+        stored = torch.tensor(record.metrics.column(name).to_pylist(), dtype=values.dtype)
+        assert torch.equal(stored.nan_to_num(), values.nan_to_num())
+    assert record.metrics.column("seed").to_pylist() == [2] * 4 + [3] * 4 + [4] * 4
+    assert record.metrics.column("round").to_pylist() == [0, 2, 4, 6] * 3
+    run = record.run
+    assert (run["hash"], run["testbed"], run["seeds"]) == (spec_hash(spec), "bench", [2, 3, 4])
+    assert run["status"] == "finished" and run["diverged"] == {}
+    assert from_canonical(json.dumps(run["spec"])) == spec
+    assert run["budget"] == {"rollouts": [96] * 3, "tokens": [96] * 3, "updates": [6] * 3}
+    parameters = load_file(path / "run" / "parameters.safetensors")
+    assert torch.equal(parameters["logits"], loop.policy.logits.detach())
+    for sample in read_samples(path / "run"):
+        prompt = next(p for p in spec.task.prompts if p.source == sample["prompt"])
+        assert sample["reward"] == next(c.quality for c in prompt.candidates if c.text == sample["response"])
+    assert [point[0] for point in record.timing["curve"]] == [0, 2, 4, 6]
+    assert record.timing["updates"] == 18 and record.timing["peak_memory_bytes"] > 0
+    assert {"commit", "dirty", "versions", "processor", "threads", "command", "started"} <= set(record.provenance)
+    assert record.provenance["threads"] == 1
+
+
+def test_every_metric_of_a_record_is_published_with_its_meaning(tmp_path):
+    spec = demanding("resample", evaluation={"samples": 4}, kl={"beta": 0.1, "estimator": "exact"})
+    train(spec, SEEDS, tmp_path / "run", tmp_path / "scratch", testbed="bench")
+    names = read_record(tmp_path / "run").metrics.column_names[5:]
+    known = set(METRICS) | {f"eval/pass_at_{k}" for k in (2, 4)}
+    assert set(names) <= known
+
+
+def test_equal_runs_write_equal_bytes_wherever_and_however_often_they_run(trained, tmp_path):
+    spec, path = trained
+    train(spec, SEEDS, tmp_path / "other" / "run", tmp_path / "other" / "scratch", testbed="bench")
+    assert files(tmp_path / "other" / "run") == files(path / "run")
+
+
+def test_a_finished_run_is_published_again_without_training(trained, monkeypatch):
+    spec, path = trained
+    before = files(path / "run")
+    timing = (path / "run" / "timing.json").read_bytes()
+    for file in (path / "run").iterdir():
+        file.unlink()
+    monkeypatch.setattr("grpo_ablate.algorithm.loop.Loop.advance", lambda *_: pytest.fail("trained again"))
+    train(spec, SEEDS, path / "run", path / "scratch", testbed="bench")
+    assert files(path / "run") == before
+    assert (path / "run" / "timing.json").read_bytes() == timing
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        (name, harm)
+        for name in (*CHECKED, "run.json", "timing.json", "provenance.json")
+        for harm in ("missing", "cut")
+    ]
+    + [(name, "changed") for name in CHECKED],
+)
+def test_a_damaged_record_is_refused_by_the_name_of_its_file(trained, name, harm):
+    file = trained[1] / "run" / name
+    if harm == "missing":
+        file.unlink()
+    else:
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2] if harm == "cut" else content[:-9] + b"9" + content[-8:])
+    with pytest.raises(UserError, match=name):
+        read_record(trained[1] / "run")
+
+
+def test_a_record_is_whole_before_run_json_appears(tmp_path, monkeypatch):
+    spec = make_spec(rounds=2)
+    seen = []
+    replace = type(tmp_path).replace
+
+    def watched(self, target):
+        result = replace(self, target)
+        if target.parent == tmp_path / "run":
+            seen.append((target.name, sorted(p.name for p in target.parent.iterdir())))
+        return result
+
+    monkeypatch.setattr(type(tmp_path), "replace", watched)
+    train(spec, range(1), tmp_path / "run", tmp_path / "scratch", testbed="bench")
+    assert seen[-1][0] == "run.json" and len(seen[-1][1]) == 6
+    assert all("run.json" not in there for name, there in seen[:-1])
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/scratch: cannot be written"):
+        train(make_spec(rounds=2), range(1), tmp_path / "run", tmp_path / "file" / "scratch", testbed="bench")
+    with pytest.raises(UserError, match=r"file/run: the record cannot be written"):
+        train(make_spec(rounds=2), range(1), tmp_path / "file" / "run", tmp_path / "scratch", testbed="bench")
+
+
+def test_numbers_that_are_not_finite_are_null_in_json():
+    assert json.loads(json_bytes({"a": [1.5, float("nan"), float("inf")], "b": "[ x ]"})) == {
+        "a": [1.5, None, None],
+        "b": "[ x ]",
+    }
+
+
+def test_parquet_is_read_by_another_reader(trained):
+    table = pq.read_table(trained[1] / "run" / "metrics.parquet", columns=["seed", "eval/reward"])
+    assert table.num_rows == 12
+
+
+def test_packing_a_record_and_unpacking_it_loses_nothing():
+    shape = (2, 3, 4)
+    numbers = torch.rand(*shape, dtype=torch.float64)
+    steps = Steps(torch.ones(*shape, 2, dtype=torch.int64), torch.rand(*shape, 2), torch.ones(*shape, 2) > 0)
+    batch = Batch(
+        prompts=torch.arange(6).view(2, 3), tokens=torch.ones(*shape, 1, dtype=torch.int64),
+        token=torch.ones(*shape, 1) > 0, present=numbers > 0.5, truncated=numbers > 0.9, reward=numbers,
+        components={"a": numbers + 1, "b.c": numbers + 2}, sampler_logprobs=numbers[..., None],
+        old_logprobs=numbers[..., None], steps=steps,
+    )  # fmt: skip
+    rollout = Rollout(batch, batch, torch.tensor([True, False]), torch.tensor([False, False]))
+    packed = pack(rollout)
+    again = pack(unpack(Rollout, packed))
+    assert packed.keys() == again.keys()
+    assert all(torch.equal(packed[name], again[name]) for name in packed)
+
+
+IDENTITY = {"spec": "a", "seeds": "0-1", "training code": "b"}
+TENSORS = {"x": torch.arange(6.0).view(2, 3), "mask": torch.tensor(True), "empty": torch.zeros(0, 3)}
+
+
+def test_a_checkpoint_returns_what_was_saved(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, {**TENSORS, "same": TENSORS["x"][:1].expand(4, 3)}, IDENTITY, {"note": [1, None]})
+    found = checkpoint.load(path, IDENTITY)
+    assert found.notes == {"note": [1, None]}
+    assert torch.equal(found.tensors["x"], TENSORS["x"]) and found.tensors["mask"].item() is True
+    assert found.tensors["same"].shape == (4, 3) and found.tensors["empty"].shape == (0, 3)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_a_checkpoint_of_another_run_is_named_and_not_used(tmp_path, key):
+    checkpoint.save(tmp_path / "c", TENSORS, IDENTITY, {})
+    with pytest.raises(checkpoint.UnusableError, match=f"another {key}"):
+        checkpoint.load(tmp_path / "c", IDENTITY | {key: "z"})
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "pickle", "header"])
+def test_a_damaged_checkpoint_is_not_used_and_nothing_in_it_is_executed(tmp_path, harm):
+    path, spec = tmp_path / "scratch" / "checkpoint.safetensors", make_spec(rounds=3)
+    train(spec, range(1), tmp_path / "first", tmp_path / "scratch", testbed="bench")
+    content = bytearray(path.read_bytes())
+    if harm == "cut":
+        content = content[:-10]
+    elif harm == "flipped":
+        content[-10] ^= 1
+    elif harm == "empty":
+        content = bytearray()
+    elif harm == "pickle":
+        import pickle
+
+        class Harmful:
+            def __reduce__(self):
+                return os.mkdir, (str(tmp_path / "executed"),)
+
+        content = bytearray(pickle.dumps(Harmful()))
+    else:
+        content[8:40] = b"\xff" * 32
+    path.write_bytes(content)
+    train(spec, range(1), tmp_path / "second", tmp_path / "scratch", testbed="bench")
+    assert files(tmp_path / "second") == files(tmp_path / "first")
+    assert not (tmp_path / "executed").exists()
+    checkpoint.load(path, {})  # a sound one has taken its place
+
+
+def test_an_unused_checkpoint_is_a_sentence_on_stderr(tmp_path, capsys):
+    train(make_spec(rounds=3), range(1), tmp_path / "run", tmp_path / "scratch", testbed="bench")
+    train(make_spec(rounds=2), range(1), tmp_path / "run", tmp_path / "scratch", testbed="bench")
+    assert "not used, the run starts anew: it was written by a run with another spec" in capsys.readouterr().err
+    assert read_record(tmp_path / "run").run["budget"]["updates"] == [2]
+
+
+def test_a_second_process_waits_for_the_lock_and_gives_up_with_a_sentence(tmp_path):
+    with exclusive(tmp_path):
+        held = (tmp_path / "lock").read_text().strip()
+        began = time.monotonic()
+        with (
+            pytest.raises(UserError, match=rf"process {held} has been training this run"),
+            exclusive(tmp_path, 0.2),
+        ):
+            pass
+        assert time.monotonic() - began < 5
+    with exclusive(tmp_path, 0.2):  # free again
+        pass
+
+
+def test_the_lock_dies_with_its_holder(tmp_path):
+    code = f"""
+import sys, time
+from pathlib import Path
+from grpo_ablate.runs.lock import exclusive
+with exclusive(Path({str(tmp_path)!r})):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        handle = os.open(tmp_path / "lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+    finally:
+        holder.kill()
+        holder.wait()
+    with exclusive(tmp_path, 5):
+        pass
+
+
+def test_training_in_memory_is_the_same_training(trained):
+    spec, path = trained
+    table = read_record(path / "run").metrics
+    last = [
+        r
+        for s, r, k in zip(*(table.column(n).to_pylist() for n in ("seed", "eval/reward", "round")), strict=True)
+        if k == 6
+    ]
+    assert run_in_memory(spec, SEEDS)["eval/reward"] == last
+
+
+def test_a_diverged_seed_is_marked_and_published(tmp_path):
+    spec = make_spec(
+        qualities=[[1] + [0] * 11], rounds=22, sampling={"prompts": 1, "group_size": 3},
+        reward={"transform": "affine", "scale": 1e308}, advantage={"scale": "none"},
+        optimizer={"learning_rate": 1e-308},
+    )  # fmt: skip
+    train(spec, range(6), tmp_path / "run", tmp_path / "scratch", testbed="bench")
+    record = read_record(tmp_path / "run")
+    assert record.run["status"] == "diverged" and 0 < len(record.run["diverged"]) < 6
+    for seed, round in record.run["diverged"].items():
+        rows = [
+            k
+            for s, k in zip(record.metrics["seed"].to_pylist(), record.metrics["round"].to_pylist(), strict=True)
+            if s == int(seed)
+        ]
+        assert rows[-1] == round
