@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from grpo_ablate.spec.schema import Spec
-from grpo_ablate.workflow.sources import EFFECTS, Module, Piece, Reference, Sources, Target
+from grpo_ablate.workflow.sources import EFFECTS, Definition, Module, Reference, Sources, Target
 
 PACKAGE = "grpo_ablate"
 TRAINING = f"{PACKAGE}.runs.train.train"
@@ -33,6 +34,7 @@ NOT_TRAINING = (
     *(f"{PACKAGE}.runs.{name}" for name in ("dump", "lock", "mlflow_*", "progress", "provenance", "stopping")),
 )
 
+Slot = tuple[str, str, str]  # (module, top-level name, key of a registry or "")
 Select = Callable[[Iterable[str]], set[str] | None]  # keys of a registry -> keys to follow; None: all
 
 
@@ -81,13 +83,16 @@ def digest(
     Properties of the classes in ``schema``, though excluded, count where the reached code reads an attribute
     of that name. Raises ValueError for a root that does not exist.
     """
-    walk = _Walk(sources, excluded, select, _properties(sources.module(schema)))
+    links = _links(sources, excluded)
+    pending: list[Target] = []
     for root in sorted(set(roots)):
-        targets = walk.resolve_dotted(root, ())
+        targets = links.resolve_dotted(root, ())
         if targets is None:
             raise ValueError(f"{root} is not defined in the package {sources.package}")
-        walk.push(targets)
-    return walk.finish()
+        pending += targets
+    found = _reached(links, pending, select)
+    properties = _properties_read(sources.module(schema), found.values())
+    return _sha("\n".join([*sorted(link.digest for link in found.values()), *sorted(properties.values())]))
 
 
 def _choices(spec: Spec) -> dict[str, str]:
@@ -132,45 +137,34 @@ def _literals_and_models(annotation: Any) -> Iterator[Any]:
             yield from _literals_and_models(part)
 
 
-def _properties(module: Module | None) -> dict[str, Piece]:
-    """Name -> code of every property of the module's classes."""
-    definitions = module.definitions.values() if module else ()
-    return {name: piece for definition in definitions for name, piece in definition.properties()}
+@dataclass(frozen=True)
+class Link:
+    """A piece of code as the traversal sees it: the digest of its text, and what it leads to."""
+
+    digest: str
+    targets: tuple[Target, ...]
+    named: tuple[Slot, ...]  # entries of registries that it asks for by a constant key
+    attributes: frozenset[str]
 
 
-class _Walk:
-    """One traversal: the texts reached so far and the definitions still to visit."""
+class _Links:
+    """What each piece of the package's code leads to, worked out once for all traversals."""
 
-    def __init__(
-        self, sources: Sources, excluded: tuple[str, ...], select: Select, properties: Mapping[str, Piece]
-    ) -> None:
+    def __init__(self, sources: Sources, excluded: tuple[str, ...]) -> None:
         self.sources = sources
         self.excluded = excluded
-        self.select = select
-        self.properties = properties
-        self.texts: dict[tuple[str, str, str], str] = {}
-        self.seen: set[Target] = set()
-        self.named: set[tuple[str, str, str]] = set()  # entries that code asks for by a constant key
-        self.pending: list[Target] = []
+        self._links: dict[Slot, Link] = {}
+        self._effects: dict[str, tuple[Target, ...]] = {}
 
-    def finish(self) -> str:
-        while self.pending:
-            self._visit(*self.pending.pop())
-        lines = (f"{'|'.join(slot)}\n{text}\n" for slot, text in sorted(self.texts.items()))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+    def definition(self, target: Target) -> Definition:
+        """The definition behind a target."""
+        return self._module(target[0]).definitions[target[1]]
 
-    def push(self, targets: Iterable[Target]) -> None:
-        for module, name in targets:
-            if (module, name) in self.seen:
-                continue
-            self.seen.add((module, name))
-            self.pending.append((module, name))
-            if name != EFFECTS:  # importing a module runs what stands at its top level, and its packages'
-                parts = module.split(".")
-                for length in range(1, len(parts) + 1):
-                    package = self.sources.module(".".join(parts[:length]))
-                    if package and EFFECTS in package.definitions:
-                        self.push([(package.name, EFFECTS)])
+    def link(self, slot: Slot) -> Link:
+        """The link of a definition (key "") or of one entry of a registry."""
+        if slot not in self._links:
+            self._links[slot] = self._linked(slot)
+        return self._links[slot]
 
     def resolve_dotted(self, dotted: str, rest: Reference) -> list[Target] | None:
         """What ``dotted.rest`` means: definitions (none where excluded); None outside the package."""
@@ -195,38 +189,78 @@ class _Walk:
         target = imports.get(base) or module.imports.get(base)
         return self.resolve_dotted(target, tuple(rest)) if target else None
 
-    def _visit(self, module_name: str, name: str) -> None:
-        module = self.sources.module(module_name)
-        assert module is not None
-        definition = module.definitions[name]
-        chosen = self.select(definition.entries) if definition.entries else None
-        if chosen is None:
-            self._take(module, (module_name, name, ""), definition.piece())
-            return
-        for key in definition.entries or ():
-            if key in chosen or (module_name, name, key) in self.named:
-                self._take(module, (module_name, name, key), definition.piece(key))
-
-    def _take(self, module: Module, slot: tuple[str, str, str], piece: Piece) -> None:
-        if slot in self.texts:
-            return
+    def _linked(self, slot: Slot) -> Link:
+        module = self._module(slot[0])
+        piece = module.definitions[slot[1]].piece(slot[2] or None)
+        targets = list(self._run_on_import(module.name)) if slot[1] != EFFECTS else []
         outside: list[str] = []
         for reference in sorted(piece.references):
-            targets = self._resolve(module, piece.imports, reference)
-            self.push(targets or ())
+            found = self._resolve(module, piece.imports, reference)
+            targets += found or ()
             origin = piece.imports.get(reference[0]) or module.imports.get(reference[0])
-            if targets is None and origin:  # the same name may come from another library
+            if found is None and origin:  # the same name may come from another library
                 outside.append(f"{reference[0]}={origin}")
-        self.texts[slot] = piece.text + "\n" + ",".join(outside)
-        for reference, key in sorted(piece.subscripts):
-            for target in self._resolve(module, piece.imports, reference) or ():
-                self.named.add((*target, key))
-                self.pending.append(target)
-        self._read_properties(piece.attributes)
+        named = [
+            (*target, key)
+            for reference, key in sorted(piece.subscripts)
+            for target in self._resolve(module, piece.imports, reference) or ()
+        ]
+        text = "\n".join([*slot, piece.text, *outside])
+        return Link(_sha(text), tuple(dict.fromkeys(targets)), tuple(named), piece.attributes)
 
-    def _read_properties(self, attributes: frozenset[str]) -> None:
-        for name in sorted(attributes & self.properties.keys()):
-            slot = (SCHEMA, name, "")
-            if slot not in self.texts:
-                self.texts[slot] = self.properties[name].text
-                self._read_properties(self.properties[name].attributes)
+    def _run_on_import(self, name: str) -> tuple[Target, ...]:
+        """The statements that importing a module runs: its own and those of the packages around it."""
+        if name not in self._effects:
+            parts = name.split(".")
+            around = (self.sources.module(".".join(parts[:length])) for length in range(1, len(parts) + 1))
+            self._effects[name] = tuple((m.name, EFFECTS) for m in around if m and EFFECTS in m.definitions)
+        return self._effects[name]
+
+    def _module(self, name: str) -> Module:
+        module = self.sources.module(name)
+        assert module is not None  # targets come from modules that were found
+        return module
+
+
+@cache
+def _links(sources: Sources, excluded: tuple[str, ...]) -> _Links:
+    return _Links(sources, excluded)
+
+
+def _reached(links: _Links, roots: Iterable[Target], select: Select) -> dict[Slot, Link]:
+    """Every piece of code that is reached from the roots."""
+    found: dict[Slot, Link] = {}
+    named: set[Slot] = set()
+    pending, seen = list(roots), set(roots)
+    while pending:
+        target = pending.pop()
+        entries = links.definition(target).entries or {}
+        chosen = select(entries) if entries else None
+        keys = [""] if chosen is None else [key for key in entries if key in chosen or (*target, key) in named]
+        for slot in ((*target, key) for key in keys):
+            if slot in found:
+                continue
+            found[slot] = link = links.link(slot)
+            again = {entry[:2] for entry in link.named if entry not in named}
+            named.update(link.named)
+            new = [t for t in link.targets if t not in seen]
+            seen.update(new)
+            pending += [*new, *sorted(again)]
+    return found
+
+
+def _properties_read(module: Module | None, links: Iterable[Link]) -> dict[str, str]:
+    """Name -> code of every property of the module's classes that the linked code reads, directly or not."""
+    definitions = module.definitions.values() if module else ()
+    known = {name: piece for definition in definitions for name, piece in definition.properties()}
+    found: dict[str, str] = {}
+    pending = [link.attributes for link in links]
+    while pending:
+        for name in pending.pop() & known.keys() - found.keys():
+            found[name] = known[name].text
+            pending.append(known[name].attributes)
+    return found
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

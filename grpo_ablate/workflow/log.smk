@@ -7,6 +7,7 @@ rule log:
         made("log", "{experiment}"),
     log:
         "results/logs/log/{experiment}.log",
+    priority: 10  # the writers queue: the first should not wait for tables and figures
     resources:
         mlflow=1,
     params:
