@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from grpo_ablate.errors import UserError
@@ -42,21 +41,13 @@ def train_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _stream(arguments: argparse.Namespace, cell: Cell, spec: Spec) -> Iterator[Stream | None]:
+def _stream(arguments: argparse.Namespace, cell: Cell, spec: Spec) -> AbstractContextManager[Stream | None]:
     """Send a run's evaluations to the MLflow server that ``--stream`` names, while it trains."""
     if arguments.stream is None:
-        yield None
-        return
+        return nullcontext()
     from grpo_ablate.runs.mlflow_stream import Stream
 
-    stream = Stream(arguments.stream, spec, testbed=cell.testbed, results=arguments.results, folder=cell.folder)
-    try:
-        yield stream
-    except BaseException:
-        stream.close("KILLED")
-        raise
-    stream.close("FINISHED")
+    return Stream(arguments.stream, spec, testbed=cell.testbed, folder=arguments.results / cell.folder)
 
 
 def _cells(arguments: argparse.Namespace) -> list[Cell]:

@@ -81,7 +81,7 @@ class Stream:
         if self._loop is None or time.monotonic() < self._quiet_until:
             return False
         seeds = self._loop.keys.seeds.tolist()
-        columns = {name: np.array(column) for name, column in self._loop.history.columns(seeds).items()}
+        columns = {name: np.asarray(column.numpy()) for name, column in self._loop.history.columns(seeds).items()}
         try:
             with reachable(self._store.uri):
                 for seed in seeds:

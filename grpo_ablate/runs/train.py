@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from grpo_ablate.algorithm.history import COUNTERS, Line
+from grpo_ablate.algorithm.history import Line
 from grpo_ablate.algorithm.loop import Loop
 from grpo_ablate.errors import UserError
 from grpo_ablate.policies.protocol import Draw
@@ -31,7 +31,7 @@ from grpo_ablate.spec.schema import SCHEMA_VERSION, Spec
 from grpo_ablate.tasks.registry import make_task
 
 EXHIBITED = 4  # prompts whose responses samples.jsonl shows, per seed
-OnEvaluation = Callable[[list[dict[str, float]]], None]
+OnEvaluation = Callable[[Loop, Line], None]
 
 
 def make_loop(spec: Spec, seeds: range) -> Loop:
@@ -69,7 +69,7 @@ def train(
     ``scratch`` holds the lock and the checkpoint: an interrupted run continues from there bit by bit, and a
     finished one is published anew without training. With ``dump_round`` the run is followed in memory up to
     that round (1 is the first), which is written to ``dump_path`` as a batch for ``explain``, for the first
-    seed; nothing else is written. ``on_evaluation`` gets the lines of each evaluation as they come.
+    seed; nothing else is written. ``on_evaluation`` gets the loop and the line of each evaluation as they come.
 
     Raises:
         UserError: a stop was asked for (the checkpoint is kept), or something cannot be written.
@@ -134,7 +134,7 @@ class Session:
                 self.note_time(line)
                 reward = float(line.values["eval/reward"].nanmean())
                 if on_evaluation is not None:
-                    on_evaluation(self.lines(line))
+                    on_evaluation(loop, line)
             progress.round(loop.round, reward)
             reason = request.pending()
             if loop.finished or reason or time.monotonic() - saved >= every:
@@ -155,18 +155,6 @@ class Session:
     def note_time(self, line: Line) -> None:
         """Add a point to the curve of cumulative seconds."""
         self.notes["curve"].append([line.round, round(self.seconds(), 4)])
-
-    def lines(self, line: Line) -> list[dict[str, float]]:
-        """Return an evaluation as a line per seed; ``seconds`` is the seed's share of the block's time."""
-        found = []
-        for member in line.members.nonzero()[:, 0].tolist():
-            counted = dict(zip(COUNTERS, line.counters[:, member].tolist(), strict=True))
-            measured = {name: float(values[member]) for name, values in sorted(line.values.items())}
-            share = self.seconds() / len(self.seeds)
-            found.append(
-                {"seed": self.seeds[member], "round": line.round, **counted, "seconds": share, **measured}
-            )
-        return found
 
     def save(self) -> None:
         """Write the checkpoint."""
