@@ -129,7 +129,7 @@ def geometric(inputs: Inputs, update: Update) -> Outputs:
 
 
 def soft(inputs: Inputs, update: Update) -> Outputs:
-    """A (4 / tau) sigmoid(tau (u - 1)), tau by the sign of A: a gate instead of a plateau (Gao et al. 2025, SAPO)."""
+    """A (4 / tau) sigmoid(tau (u - 1)), tau by the sign of A: a gate, no plateau (Gao et al. 2025, SAPO)."""
     ratio = inputs.log_ratio.exp()
     tau = torch.full_like(ratio, update.tau_neg).masked_fill(inputs.advantages > 0, update.tau_pos)
     objective = inputs.advantages * (4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0))
