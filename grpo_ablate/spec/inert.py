@@ -142,7 +142,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("update.clip_low", "update.clip_high", "update.dual_clip"),
-        lambda s: s.update.surrogate in ("clip", "sequence", "geometric") and _one_step(s),
+        lambda s: s.update.surrogate in ("clip", "cispo", "sequence", "geometric") and _one_step(s),
         "with one optimiser step per round every ratio is 1, so clipping cannot act",
     ),
     Rule(
