@@ -68,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     _switches(sub)
     _json(sub)
 
+    sub = command("exact", _exact, "a row's expected update on a small policy, by enumeration: bias and variance")
+    sub.add_argument("policy", type=Path, metavar="POLICY.json")
+    _switches(sub)
+    _json(sub)
+    sub.add_argument("--monte-carlo", type=int, metavar="N", help="estimate from N sampled groups instead")
+    sub.add_argument("--seed", type=int, default=0, metavar="S", help="of the estimate (default: 0)")
+
     sub = command("log", _log, "log an experiment's runs to MLflow")
     _experiment(sub)
     sub.add_argument("--tracking-uri", metavar="URI", help="default: mlflow.db in the results folder")
@@ -155,6 +162,15 @@ def _explain(arguments: Arguments) -> None:
     from grpo_ablate.explain import run
 
     print(run(arguments.batch, chosen, arguments.json))
+
+
+def _exact(arguments: Arguments) -> None:
+    from grpo_ablate.spec.resolve import switches
+
+    chosen = switches(arguments.row, arguments.preset, arguments.set)
+    from grpo_ablate.exact import run
+
+    print(run(arguments.policy, chosen, arguments.set, arguments.json, arguments.monte_carlo, arguments.seed))
 
 
 def _log(arguments: Arguments) -> None:
