@@ -26,11 +26,22 @@ class Accumulator:
 
     def add(self, metrics: Mapping[str, Metric]) -> None:
         """Add one round's or one step's metrics; every call brings the same names."""
+        names = self.names or sorted(metrics)
+        chosen = [metrics[name] for name in names]
+        self.add_rows(
+            names,
+            torch.stack([metric.total for metric in chosen]),
+            torch.stack([metric.count for metric in chosen]),
+        )
+
+    def add_rows(self, names: list[str], total: Tensor, count: Tensor) -> None:
+        """Add numerators and denominators float64 [K, M] of the K metrics ``names``."""
         if not self.names:
-            self._begin(sorted(metrics), len(next(iter(metrics.values())).total))
-        chosen = [metrics[name] for name in self.names]
-        total = torch.stack([metric.total for metric in chosen])
-        self.count += torch.stack([metric.count for metric in chosen])
+            self._begin(sorted(names), total.shape[1])
+        if names != self.names:
+            order = [names.index(name) for name in self.names]
+            total, count = total[order], count[order]
+        self.count += count
         sums, largest = self.edges
         self.total[:sums] += total[:sums]
         if largest > sums:

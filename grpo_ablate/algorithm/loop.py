@@ -25,6 +25,7 @@ from grpo_ablate.algorithm.packing import pack, unpack, within
 from grpo_ablate.algorithm.records import Batch, Metric, Prepared
 from grpo_ablate.algorithm.records import Policy as Says
 from grpo_ablate.algorithm.rollout import Rollout, rollout
+from grpo_ablate.algorithm.round_sums import RoundSums
 from grpo_ablate.errors import UserError
 from grpo_ablate.metrics import divide
 from grpo_ablate.policies.protocol import Policy
@@ -68,7 +69,7 @@ class Loop:
         self.running = (
             initial_running_mean(members, pool, spec.advantage) if spec.advantage.baseline == "ema" else None
         )
-        self.of_rounds, self.of_steps = Accumulator(), Accumulator()
+        self.of_rounds, self.of_steps = RoundSums(spec), Accumulator()
         self.history = History()
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
@@ -135,9 +136,7 @@ class Loop:
             )
         return drawn
 
-    def train(
-        self, current: Rollout, training: Tensor, observe: Callable[[Observation], None] | None
-    ) -> None:
+    def train(self, current: Rollout, training: Tensor, observe: Callable[[Observation], None] | None) -> None:
         """Take the inner steps of one round on its accepted groups, for the members ``training`` bool [M]."""
         spec, batch = self.spec, current.batch
         if spec.kl.beta > 0:
@@ -145,7 +144,7 @@ class Loop:
         prepared = objective.prepare(batch, spec, self.numbers(self.round, batch.prompts), self.running)
         if self.running is not None:
             self.running = update_running_mean(self.running, batch, prepared.shaped, spec.advantage)
-        self.of_rounds.add(objective.round_metrics(batch, prepared, current.generated, spec))
+        self.of_rounds.add(batch, prepared, current.generated)
         if observe is not None:
             self.show(batch, prepared, observe)
         for inner_pass in range(spec.update.inner_passes):
