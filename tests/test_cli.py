@@ -1,0 +1,144 @@
+"""The command line: a user's mistake is one sentence on stderr, exit code 2, nothing written; starts are light."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo_ablate.cli import main
+
+GOOD = Path("experiments/selection.yaml").read_text()
+TESTBED = Path("experiments/testbeds/selection.yaml").read_text()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that writes one experiment into an empty project, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str) -> None:
+        Path("experiments/testbeds").mkdir(parents=True)
+        Path("experiments/testbeds/selection.yaml").write_text(TESTBED)
+        Path("experiments/case.yaml").write_text(text)
+
+    return write
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    code = caught.value.code
+    return (code if isinstance(code, int) else 0 if code is None else 1), out, err
+
+
+HEAD = "question: q\ntestbed: selection\nbaseline: a\nseeds: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (HEAD + "rows: {a: {advantage: {basline: mean}}}\n", "did you mean 'baseline'?"),
+        (HEAD + "rows: {a: {kl: {beta: often}}}\n", "rows.a.kl.beta is 'often', expected a number."),
+        (HEAD + "rows: {a: {}, b: {}, a: {}}\n", "'a' is written twice (first on line 5)"),
+        (HEAD.replace("selection", "selektion") + "rows: {a: {}}\n", "did you mean 'selection'?"),
+        (HEAD + "rows: {}\n", "the experiment has no rows"),
+        (HEAD + "rows: {a: {sampling: {group_size: 1}}}\n", "row 'a': sampling.group_size is 1"),
+        (HEAD + "rows: {a: {kl: {beta: -0.1}}}\n", "rows.a.kl.beta is -0.1, expected at least 0."),
+        (
+            HEAD + "rows: {a: {update: {clip_high: -1}}}\n",
+            "rows.a.update.clip_high is -1, expected at least 0 or off.",
+        ),
+        (HEAD.replace("seeds: 2", "seeds: 0") + "rows: {a: {}}\n", "seeds is 0, expected at least 1."),
+        (HEAD + "rows: {a: {\n", "case.yaml: line"),
+        (HEAD.replace("baseline: a", "baseline: c") + "rows: {a: {}}\n", "the baseline 'c' is no row"),
+    ],
+)
+def test_a_wrong_experiment_is_refused_in_one_sentence(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str], text: str, sentence: str
+) -> None:
+    project(text)
+    for command in (
+        ["plan"],
+        ["status"],
+        ["train", "experiments/case.yaml:a"],
+        ["collect", "experiments/case.yaml"],
+    ):
+        code, out, err = run(capsys, *command)
+        assert code == 2
+        assert out == ""
+        assert err.startswith("grpo-ablate: error: experiments/case.yaml: ")
+        assert sentence in err
+        assert err.count("\n") == 1
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "experiments/case.yaml:aa"], "no row 'aa'; did you mean 'a'?"),
+        (["train", "experiments/case.yaml:a", "--seeds", "5"], "--seeds 5: expected the first and the last seed"),
+        (
+            ["train", "experiments/case.yaml:a", "--seeds", "5-2"],
+            "--seeds 5-2: expected the first and the last seed",
+        ),
+        (
+            ["train", "experiments/none.yaml:a"],
+            "experiments/none.yaml: cannot be read: No such file or directory.",
+        ),
+        (["train", "a"], "'a': expected a file and a row"),
+        (["explain", "none.json"], "none.json"),
+        (["explain", "none.json", "--preset", "trl"], "no preset 'trl'; did you mean 'trl-1.16'?"),
+        (["collect", "experiments/case.yaml"], "runs/selection"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_sentence(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    project(HEAD + "rows: {a: {}}\n")
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not Path("results").exists()
+
+
+def test_results_that_cannot_be_written_are_a_sentence(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(HEAD + "rows: {a: {budget: {rollouts: 64}}}\n")
+    Path("results").write_text("a file where the folder should be")
+    code, _, err = run(capsys, "train", "experiments/case.yaml:a")
+    assert code == 2
+    assert err.startswith("grpo-ablate: error: ")
+    assert "results" in err
+    assert Path("results").read_text() == "a file where the folder should be"
+
+
+def test_train_writes_a_record_and_plan_then_counts_it_done(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(HEAD + "rows: {a: {budget: {rollouts: 64}}}\n")
+    assert run(capsys, "train", "experiments/case.yaml:a")[0] == 0
+    _, out, _ = run(capsys, "plan", "--json")
+    found = json.loads(out)[0]
+    assert (found["jobs"], found["jobs_to_run"]) == (1, 0)
+    _, out, _ = run(capsys, "samples", "experiments/case.yaml:a")
+    assert "La biblioteca" in out or "train" in out
+
+
+def test_light_commands_import_no_heavy_library() -> None:
+    """plan and --help must start in a moment: no torch, pandas, mlflow, matplotlib or pyarrow."""
+    script = (
+        "import sys\n"
+        "from grpo_ablate.cli import main\n"
+        "try:\n    main(['plan'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'mlflow', 'matplotlib', 'seaborn', 'pyarrow', 'scipy', 'snakemake'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "selection-kl" in done.stdout
