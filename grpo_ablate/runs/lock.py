@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +16,14 @@ PATIENCE = 600.0  # seconds to wait for another process before giving up
 
 
 @contextmanager
-def exclusive(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def exclusive(
+    folder: Path, patience: float = PATIENCE, stop: Callable[[], str | None] = lambda: None
+) -> Iterator[None]:
     """Hold the folder's lock; wait for a process that holds it already.
 
     The kernel lets go of the lock when its holder dies, however it dies. A holder that its workflow left
     behind stops at its next checkpoint, so that waiting ends; the waiter then continues from there. Raises
-    UserError after ``patience`` seconds, or where the folder cannot be written.
+    UserError after ``patience`` seconds, when ``stop`` gives a reason, or where the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,7 +31,7 @@ def exclusive(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}.") from None
     try:
-        _acquire(handle, folder, patience)
+        _acquire(handle, folder, patience, stop)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -37,7 +39,7 @@ def exclusive(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         os.close(handle)
 
 
-def _acquire(handle: int, folder: Path, patience: float) -> None:
+def _acquire(handle: int, folder: Path, patience: float, stop: Callable[[], str | None]) -> None:
     began, told = time.monotonic(), False
     while True:
         try:
@@ -46,6 +48,9 @@ def _acquire(handle: int, folder: Path, patience: float) -> None:
         except BlockingIOError:
             waited = time.monotonic() - began
         holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
+        reason = stop()
+        if reason:
+            raise UserError(f"{folder}: stopped while waiting for process {holder}: {reason}.")
         if waited > patience:
             raise UserError(
                 f"{folder}: process {holder} has been training this run for the {patience:.0f} s that this one "

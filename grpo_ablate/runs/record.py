@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -115,6 +116,15 @@ def publish(
         aside.rmdir()
     except OSError as error:
         raise UserError(f"{folder}: the record cannot be written: {error.strerror}.") from None
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError where a record could not be published in ``folder``, before any work goes into it."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{folder}: cannot be made: {nearest} is not a folder.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}: cannot be written: no permission in {nearest}.")
 
 
 def read_record(folder: Path) -> Record:

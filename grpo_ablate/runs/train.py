@@ -24,7 +24,7 @@ from grpo_ablate.runs.dump import write_round
 from grpo_ablate.runs.lock import exclusive
 from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.provenance import provenance
-from grpo_ablate.runs.record import metrics_table, publish
+from grpo_ablate.runs.record import check_writable, metrics_table, publish
 from grpo_ablate.runs.stopping import StopRequest, stop_requests
 from grpo_ablate.spec.identity import canonical_json, spec_hash
 from grpo_ablate.spec.schema import SCHEMA_VERSION, Spec
@@ -78,7 +78,8 @@ def train(
     if dump_round is not None:
         write_round(make_loop(spec, seeds[:1]), dump_round, dump_path or Path(f"round-{dump_round}.json"))
         return
-    with stop_requests(stop_with_parent) as request, exclusive(scratch):
+    check_writable(folder)
+    with stop_requests(stop_with_parent) as request, exclusive(scratch, stop=request.pending):
         session = Session(spec, seeds, scratch, testbed)
         session.resume()
         if not session.loop.finished:
@@ -100,7 +101,7 @@ class Session:
             "training code": row_digest(spec),
         }
         self.loop = make_loop(spec, seeds)
-        self.notes: dict[str, Any] = {"curve": [], "seconds": 0.0, "peak": 0, "sessions": []}
+        self.notes: dict[str, Any] = {"curve": [], "seconds": 0.0, "parts": {}, "peak": 0, "sessions": []}
         self.began = time.monotonic()
 
     def resume(self) -> None:

@@ -1,11 +1,13 @@
 """Records, checkpoints and locks on disk."""
 
 import fcntl
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +22,11 @@ from grpo_ablate.errors import UserError
 from grpo_ablate.metrics import METRICS
 from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.record import CHECKED, json_bytes, read_record, read_samples
 from grpo_ablate.runs.train import run_in_memory, train
 from grpo_ablate.spec.identity import from_canonical, spec_hash
+from grpo_ablate.spec.resolve import load_experiment
 
 SEEDS = range(2, 5)
 
@@ -135,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/scratch: cannot be written"):
         train(make_spec(rounds=2), range(1), tmp_path / "run", tmp_path / "file" / "scratch", testbed="bench")
-    with pytest.raises(UserError, match=r"file/run: the record cannot be written"):
+    with pytest.raises(UserError, match=r"file/run: cannot be made: .*file is not a folder"):
         train(make_spec(rounds=2), range(1), tmp_path / "file" / "run", tmp_path / "scratch", testbed="bench")
 
 
@@ -234,6 +238,9 @@ def test_a_second_process_waits_for_the_lock_and_gives_up_with_a_sentence(tmp_pa
         ):
             pass
         assert time.monotonic() - began < 5
+    told = pytest.raises(UserError, match=r"stopped while waiting for process \d+: SIGTERM")
+    with exclusive(tmp_path), told, exclusive(tmp_path, 5, stop=lambda: "SIGTERM"):
+        pass
     with exclusive(tmp_path, 0.2):  # free again
         pass
 
@@ -243,6 +250,7 @@ def test_the_lock_dies_with_its_holder(tmp_path):
 import sys, time
 from pathlib import Path
 from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.runs.progress import Progress
 with exclusive(Path({str(tmp_path)!r})):
     print("held", flush=True)
     time.sleep(60)
@@ -288,3 +296,40 @@ def test_a_diverged_seed_is_marked_and_published(tmp_path):
             if s == int(seed)
         ]
         assert rows[-1] == round
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_progress_is_quiet_for_a_second_then_moves_on_a_terminal_and_is_plain_elsewhere(stream, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("grpo_ablate.runs.progress.time.monotonic", lambda: now[0])
+    told = stream()
+    progress = Progress("bench 12345678", 100, told)
+    for round in range(1, 5):
+        now[0] += 0.2
+        progress.round(round, 0.5)
+    assert told.getvalue() == ""
+    for round in range(5, 101):
+        now[0] += 0.2
+        progress.round(round, None)
+    progress.close()
+    text = told.getvalue()
+    assert "bench 12345678: round 5 of 100, reward 0.5000, 19 s left" in text
+    lines = text.split("\r") if stream is Terminal else text.splitlines()
+    assert len(lines) > 50 if stream is Terminal else len(lines) == 2
+    assert text.endswith("\n")
+
+
+@pytest.mark.slow
+def test_the_published_experiment_trains_within_six_seconds_of_one_core(tmp_path):
+    experiment = load_experiment(Path(__file__).parents[2] / "experiments" / "selection.yaml")
+    rows = [row for row in experiment.rows if row.id.endswith(("--group-std", "--mean-only"))]
+    assert len(rows) == 8 and experiment.seeds == 40
+    began = time.process_time()
+    for row in rows:
+        train(row.effective, range(40), tmp_path / row.id, tmp_path / "scratch" / row.id, testbed="selection")
+    assert time.process_time() - began < 6
