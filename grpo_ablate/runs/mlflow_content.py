@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from grpo_ablate.runs.record import Record
 
 PARAMETER_LENGTH = 500  # MLflow cuts at 6,000 without a word; a chart needs far less
+SAMPLES = "samples.jsonl"
 DIRECTIONS = ("budget.hold", "evaluation.last", "update.force")
 TAG_LENGTH = 5000  # and at 8,000 for a tag
 INTEGERS = ("seed", "round", "updates", "rollouts", "tokens")
@@ -142,6 +143,7 @@ def contents(
         **_provenance_tags(record.provenance),
         **spec_tags(text),
     }
+    samples = _samples_by_seed(artifacts.get(SAMPLES, b""))
     for seed, lines in lines_by_seed(record).items():
         if seed not in wanted:
             continue
@@ -158,14 +160,16 @@ def contents(
             timestamp=stamps,
             parameters=flat,
             tags={**tags, **own, **({} if diverged is None else {"diverged": str(diverged)})},
-            artifacts={name: _of_seed(name, data, seed) for name, data in artifacts.items()},
+            artifacts={**artifacts, **({SAMPLES: samples.get(seed, b"")} if SAMPLES in artifacts else {})},
         )
 
 
-def _of_seed(name: str, data: bytes, seed: int) -> bytes:
-    if name != "samples.jsonl":
-        return data
-    return b"".join(line for line in data.splitlines(keepends=True) if json.loads(line).get("seed") == seed)
+def _samples_by_seed(data: bytes) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for line in data.splitlines(keepends=True):
+        seed = json.loads(line)["seed"]
+        found[seed] = found.get(seed, b"") + line
+    return found
 
 
 def _started(provenance: Mapping[str, Any]) -> int:

@@ -12,6 +12,7 @@ import logging
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -220,10 +221,11 @@ def relocate(database: Path) -> bool:
 def _create_database(store: Store) -> None:
     """Let MLflow make its schema in a file aside, then rename: a killed creation leaves no half-made store."""
     assert store.database is not None
-    aside = store.database.with_name(f"{DATABASE}.new")
+    # A new name each time: MLflow remembers within a process what it has made under an address.
+    aside = store.database.with_name(f"{DATABASE}.new-{uuid.uuid4().hex[:8]}")
     with _writable(store.database.parent):
         store.database.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in store.database.parent.glob(f"{DATABASE}.new*"):
+        for leftover in store.database.parent.glob(f"{DATABASE}.new-*"):
             leftover.unlink()
         aside.touch()
     with reachable(store.uri):

@@ -307,9 +307,11 @@ def test_a_results_path_that_cannot_be_written_is_named(recorded, tmp_path):
 
 def test_what_a_killed_creation_left_is_no_obstacle(recorded, results):
     (results / "mlflow.db").write_bytes(b"")
-    (results / "mlflow.db.new").write_bytes(b"half a schema")
+    (results / "mlflow.db.new-01234567").write_bytes(b"half a schema")
     assert log_experiment(recorded, results).written == 6
     assert not list(results.glob("mlflow.db.new*"))
+    (results / "mlflow.db").unlink()  # and in the same process again
+    assert log_experiment(recorded, results).written == 6
 
 
 def test_a_deleted_experiment_comes_back(recorded, results):
