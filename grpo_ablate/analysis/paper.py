@@ -205,15 +205,17 @@ def reproduction(material: Material) -> dict[str, Any]:
 def _spread(verdicts: Sequence[Verdict], digits: int) -> dict[str, str]:
     if not verdicts:
         return {"ours_sd": "", "published_sd": "", "difference_sd": "", "allowed_sd": ""}
-    verdict = verdicts[0]
-    smallest = 10.0**-digits
+    verdict, smallest = verdicts[0], 10.0**-digits
     ours = f"< {smallest:.{digits}f}" if verdict.ours < smallest / 2 else f"{verdict.ours:.{digits}f}"
-    return {
-        "ours_sd": ours,
-        "published_sd": ("< " if verdict.bound else "") + f"{verdict.published:.{digits}f}",
-        "difference_sd": "" if verdict.bound else signed(verdict.difference, digits + 1),
-        "allowed_sd": "" if verdict.bound else f"{verdict.tolerance:.{digits + 1}f}",
-    }
+    theirs = f"{verdict.published:.{digits}f}"
+    if verdict.bound:
+        beside = {"difference_sd": f"{'within' if verdict.holds else 'above'} the bound", "allowed_sd": ""}
+    else:
+        beside = {
+            "difference_sd": signed(verdict.difference, digits + 1),
+            "allowed_sd": f"{verdict.tolerance:.{digits + 1}f}",
+        }
+    return {"ours_sd": ours, "published_sd": f"< {theirs}" if verdict.bound else theirs, **beside}
 
 
 def sweep(material: Material) -> dict[str, Any]:

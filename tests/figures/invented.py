@@ -11,6 +11,7 @@ from grpo_ablate.analysis.published import read
 from grpo_ablate.spec.resolve import Experiment, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("selection", "selection-group-size", "selection-kl")
 START = 0.5125
 
 

@@ -1,0 +1,20 @@
+"""Invented tables of every shipped experiment, and their figures, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import invented
+import pytest
+
+from grpo_ablate.analysis import figures
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with the tables and figures of every shipped experiment; not to be written to."""
+    folder = tmp_path_factory.mktemp("results")
+    invented.write(folder, *invented.NAMES)
+    for name in invented.NAMES:
+        figures.draw(invented.experiment(name), folder)
+    return folder
