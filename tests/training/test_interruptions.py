@@ -141,8 +141,11 @@ def test_an_orphan_stops_at_a_checkpoint_and_its_successor_finishes(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_of_one_run_take_turns_and_leave_one_sound_record(tmp_path):
-    spec = make_spec(rounds=ROUNDS, evaluation={"every": 500})
-    children = [start(tmp_path / "a", spec, every=0.2) for _ in range(2)]
+    spec = make_spec(rounds=2 * ROUNDS, evaluation={"every": 500})
+    arguments = command(tmp_path / "a", spec, every=0.2)
+    children = [
+        subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
     errors = [child.communicate(timeout=120)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0], errors
     assert any("waiting for process" in text for text in errors)
