@@ -19,11 +19,29 @@ ROUNDS = SEEDS = 2
 
 
 def reduced(experiment: Experiment) -> Experiment:
-    """Return the experiment with its baseline and the first row that differs from it, two seeds, two rounds."""
+    """Return the experiment with its baseline and the nearest row that trains otherwise, two seeds, two rounds.
+
+    Of rows crossed from axes the nearest differs in one level, so that what is left is crossed, too.
+    """
     baseline = experiment.row(experiment.baseline)
-    others = [row for row in experiment.rows if row.hash != baseline.hash]
-    rows = tuple(_shortened(row) for row in (baseline, *others[:1]))
-    return replace(experiment, rows=rows, seeds=min(SEEDS, experiment.seeds))
+    levels = baseline.id.split("--")
+
+    def distance(row: Row) -> int:
+        own = row.id.split("--")
+        differing = sum(one != other for one, other in zip(own, levels, strict=False))
+        return differing if len(own) == len(levels) else len(levels) + 1
+
+    others = sorted((row for row in experiment.rows if row.hash != baseline.hash), key=distance)
+    kept = (baseline, *others[:1])
+    named = {level for row in kept for level in row.id.split("--")}
+    return replace(
+        experiment,
+        rows=tuple(_shortened(row) for row in kept),
+        seeds=min(SEEDS, experiment.seeds),
+        figures=tuple(figure for figure in experiment.figures if figure.kind != "published"),
+        published=None,  # its values are of full runs
+        axes={axis: tuple(level for level in own if level in named) for axis, own in experiment.axes.items()},
+    )
 
 
 def smoke(testbed: str, results: Path) -> None:
