@@ -175,9 +175,10 @@ class _Sums:
 
     def result(self, policy: ExactPolicy, switches: Switches, sampled: bool) -> ExactUpdate:
         if self.accepted_groups < (2 if sampled else 1):
+            found = f"{self.accepted_groups} of {self.groups} sampled groups" if sampled else "no group"
             raise UserError(
-                f"{policy.source}: sampling.dynamic {switches.sampling.dynamic} accepts no group: "
-                "in each of them all rewards are equal."
+                f"{policy.source}: sampling.dynamic {switches.sampling.dynamic} accepts {found}; "
+                "expected prompts whose groups can hold different rewards."
             )
         mean = self.update / self.accepted
         spread = (self.squares / self.accepted - mean.square()).clamp(min=0.0)
