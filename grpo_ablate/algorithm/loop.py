@@ -87,7 +87,7 @@ class Loop:
         """Run one round; return the evaluation that follows it, if one does.
 
         ``observe`` is shown the round before its first optimiser step. Raises UserError where
-        ``on_exhausted: fail`` meets a round that stays short of accepted groups.
+        ``on_exhausted: fail`` meets a round that ``max_resample`` leaves short of accepted groups.
         """
         began = time.perf_counter()
         if self.due(self.spec.kl.refresh_reference):
@@ -127,12 +127,14 @@ class Loop:
         self.sampled += 1
         self.spent = self.spent + drawn.rollouts()
         self.tokens = self.tokens + drawn.tokens()
-        if self.spec.sampling.on_exhausted == "fail" and bool(drawn.short.any()):
+        sampling = self.spec.sampling
+        if sampling.dynamic == "resample" and sampling.on_exhausted == "fail" and bool(drawn.short.any()):
             member = int(drawn.short.nonzero()[0])
             raise UserError(
                 f"sampling.on_exhausted: fail: seed {int(self.keys.seeds[member])} accepted "
-                f"{int(drawn.batch.present[member].any(-1).sum())} of {self.spec.sampling.prompts} groups in "
-                f"round {self.sampled - 1}; raise max_resample or the budget, or choose train-on-fewer."
+                f"{int(drawn.batch.present[member].any(-1).sum())} of {sampling.prompts} groups in "
+                f"round {self.sampled} after {sampling.max_resample} further draws; raise sampling.max_resample, "
+                "or choose train-on-fewer."
             )
         return drawn
 

@@ -24,7 +24,7 @@ class Rollout:
     batch: Batch  # ``present`` marks the accepted groups
     generated: Batch  # every attempt, side by side on axis B; ``present`` marks what was drawn
     training: Tensor  # bool [M]: the members that drew
-    short: Tensor  # bool [M]: fewer than B groups were accepted
+    short: Tensor  # bool [M]: fewer than B groups were accepted after ``max_resample`` further draws
 
     def rollouts(self) -> Tensor:
         """Return the responses generated, rejected ones included, int64 [M]."""
@@ -67,7 +67,9 @@ def rollout(
         keep = keep | accepted(fresh, sampling)
         left = left - again.sum(1) * sampling.group_size
     batch = replace(batch, present=batch.present & keep[..., None])
-    return Rollout(batch, side_by_side(attempts), training, training & (keep.sum(1) < sampling.prompts))
+    # Where the budget ended first, the run ends with it; that is no shortage.
+    short = training & (keep.sum(1) < sampling.prompts) & (left >= sampling.group_size)
+    return Rollout(batch, side_by_side(attempts), training, short)
 
 
 def draw_groups(

@@ -147,8 +147,19 @@ def test_on_exhausted_fail_names_seed_and_round():
     spec = make_spec(
         qualities=[[1, 1]] * 4, sampling={"dynamic": "resample", "max_resample": 1, "on_exhausted": "fail"}
     )
-    with pytest.raises(UserError, match=r"seed 7 accepted 0 of 4 groups in round 0"):
+    with pytest.raises(UserError, match=r"seed 7 accepted 0 of 4 groups in round 1 after 1 further draws"):
         finish(make_loop(spec, [7]))
+
+
+def test_the_end_of_the_budget_is_no_failure():
+    sampling = {"dynamic": "resample", "max_resample": 50, "on_exhausted": "fail"}
+    loop = finish(make_loop(make_spec(qualities=[[1, 0]] * 4, rounds=15, sampling=sampling), range(20)))
+    kept = []
+    for line in columns_by_seed(loop, range(20)).values():
+        kept.append((line["rollouts"].diff() * (1 - line["train/rollouts_discarded"][1:])).round().tolist())
+    # Every round but a seed's last has its four groups of four; some last rounds have fewer.
+    assert all(count == 16 for counts in kept for count in counts[:-1])
+    assert any(counts[-1] < 16 for counts in kept)
 
 
 def test_constant_groups_move_nothing_but_the_run_goes_on():
