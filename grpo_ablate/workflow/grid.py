@@ -70,6 +70,11 @@ class Grid:
 
         return [f"{RESULTS}/{path}" for path in outputs(self.experiments[name])]
 
+    def label(self, name: str, path: str) -> dict[str, str]:
+        """How the report calls a figure file."""
+        file = Path(path)
+        return {"what": file.stem.removeprefix(f"{name}-"), "format": file.suffix[1:]}
+
     def results(self, *names: str) -> list[str]:
         """Every file of these experiments: the records, the log, the tables, the figures."""
         return [

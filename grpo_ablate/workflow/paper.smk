@@ -4,7 +4,12 @@ rule paper:
         plan=plan("paper", "paper"),
         results=GRID.paper_inputs,
     output:
-        paper="paper/paper.pdf",
+        paper=report(
+            "paper/paper.pdf",
+            caption="report/paper.rst",
+            category="paper",
+            labels={"what": "the paper", "format": "pdf"},
+        ),
         numbers="results/paper/numbers.json",
         made=made("paper", "paper"),
     log:

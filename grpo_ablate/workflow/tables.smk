@@ -10,7 +10,7 @@ rule collect:
             "results/tables/{experiment}.csv",
             caption="report/table.rst",
             category="{experiment}",
-            labels={"what": "table of all rows"},
+            labels={"what": "table of every row", "format": "csv"},
         ),
         printed=multiext("results/tables/{experiment}", ".md", ".tex", ".typ"),
         made=made("collect", "{experiment}"),
