@@ -50,8 +50,9 @@ class MultisetLaw:
     def __init__(self, probabilities: Tensor, group_size: int):
         self.responses = len(probabilities)
         up_to = probabilities.cumsum(0)
-        share = probabilities / up_to  # of k among 0..k
-        rest = torch.cat([torch.zeros(1, dtype=torch.float64), up_to[:-1]]) / up_to
+        # Where responses 0..k have no probability nothing falls on them, and any finite share will do.
+        share = torch.where(up_to > 0, probabilities / up_to, 0.0)  # of k among 0..k
+        rest = torch.where(up_to > 0, torch.cat([torch.zeros(1, dtype=torch.float64), up_to[:-1]]) / up_to, 0.0)
         table = torch.zeros(self.responses, group_size + 1, group_size + 1, dtype=torch.float64)
         table[:, 0, 0] = 1.0
         for n in range(1, group_size + 1):

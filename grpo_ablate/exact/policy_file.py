@@ -71,7 +71,7 @@ def parse(document: Any, source: str = "policy") -> ExactPolicy:
     file = record(document, source, KEYS, ("prompts",))
     size = whole(file["group_size"], source, "group_size", 1, LARGEST_GROUP) if "group_size" in file else None
     entries = [
-        record(entry, f"{source}: prompt {i}", PROMPT_KEYS)
+        dict(record(entry, f"{source}: prompt {i}", PROMPT_KEYS))
         for i, entry in enumerate(filled_list(file["prompts"], source, "prompts", "prompts"))
     ]
     probabilities = _prompt_law(entries, source)

@@ -183,6 +183,11 @@ class _Sums:
         mean = self.update / self.accepted
         spread = (self.squares / self.accepted - mean.square()).clamp(min=0.0)
         count = self.accepted_groups
+        if not bool(mean.isfinite().all() and spread.isfinite().all()):
+            raise UserError(
+                f"{policy.source}: the update does not fit into double precision; "
+                "expected rewards, logits and references of moderate size."
+            )
         if sampled:
             spread = spread * (count / (count - 1))
         return ExactUpdate(
