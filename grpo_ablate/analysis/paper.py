@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def build(results: Path, folder: Path, experiments: Sequence[Experiment] | None 
             )
     found = numbers(known, results)
     written = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-    _replace(results / "paper" / "numbers.json", written.encode())
+    write_whole(results / "paper" / "numbers.json", written.encode())
     root = Path(os.path.commonpath([results.resolve(), folder.resolve()]))
     try:
         pdf = typst.compile(
@@ -71,14 +72,7 @@ def build(results: Path, folder: Path, experiments: Sequence[Experiment] | None 
         )
     except RuntimeError as error:
         raise UserError(f"{folder / 'main.typ'}: Typst says: {error}.") from None
-    _replace(folder / "paper.pdf", pdf)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    write_whole(folder / "paper.pdf", pdf)
 
 
 def numbers(experiments: dict[str, Experiment], results: Path) -> dict[str, Any]:
@@ -141,7 +135,7 @@ def rows(material: Material) -> dict[str, dict[str, str]]:
         found[row.id] = {
             "reward": typst_reward(row.spec.reward),
             "mean": f"{mean:.4f}",
-            "interval": f"{mean - half:.4f} to {mean + half:.4f}",
+            "interval": f"95 % t interval {mean - half:.4f} to {mean + half:.4f}",
         }
     return found
 

@@ -261,3 +261,10 @@ def test_a_figure_of_what_is_not_there_is_refused_in_one_sentence(results, tmp_p
     plain = dataclasses.replace(with_figures(shown, FigureSpec("published")), published=None)
     with pytest.raises(UserError, match="name it under 'published'"):
         figures.outputs(plain)
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(results, tmp_path):
+    (tmp_path / "tables").symlink_to(results / "tables")
+    (tmp_path / "figures").write_text("a file where a folder belongs")
+    with pytest.raises(UserError, match=r"figures/selection-kl-grid\.pdf: cannot be written: "):
+        figures.draw(invented.experiment("selection-kl"), tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +20,11 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
 
 from grpo_ablate.analysis.figures.material import axis_values, hue_axis, interval, levels
+from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.spec.resolve import Experiment
 
 SINGLE, DOUBLE = 3.3, 6.8  # inches: one column and the width of the page
+PNG_DPI = 180  # sharp on a screen of twice the usual density, light enough for a README
 GREY, PALE = "#666666", "#DDDDDD"
 # Okabe and Ito's palette without its yellow, which is too pale for lines on white, then Tol's "muted".
 PALETTE = (
@@ -81,7 +82,6 @@ def save(figure: Figure, stem: Path, formats: Sequence[str], caption: str) -> No
 
     No date and no version is written; the caption goes into the file's metadata.
     """
-    stem.parent.mkdir(parents=True, exist_ok=True)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, the same in every format
     metadata: dict[str, dict[str, str | None]] = {
@@ -90,11 +90,8 @@ def save(figure: Figure, stem: Path, formats: Sequence[str], caption: str) -> No
     }
     for suffix in formats:
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix, dpi=200 if suffix == "png" else 300, metadata=metadata[suffix])
-        target = stem.with_name(f"{stem.name}.{suffix}")
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        temporary.write_bytes(buffer.getvalue())
-        temporary.replace(target)
+        figure.savefig(buffer, format=suffix, dpi=PNG_DPI if suffix == "png" else 300, metadata=metadata[suffix])
+        write_whole(stem.with_name(f"{stem.name}.{suffix}"), buffer.getvalue())
 
 
 @dataclass(frozen=True)
