@@ -117,4 +117,4 @@ def captions(experiment: Experiment, runs: pd.DataFrame) -> dict[str, str]:
     }
 
 
-__all__ = ["FORMATS", "KINDS", "Material", "captions", "draw", "named", "options", "outputs"]
+__all__ = ["FORMATS", "KINDS", "captions", "draw", "named", "options", "outputs"]
