@@ -20,7 +20,6 @@ from grpo_ablate.errors import UserError, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-    from grpo_ablate.analysis.figures.material import Material
     from grpo_ablate.spec.resolve import Experiment, FigureSpec
 
 # kind -> its options with their defaults. Every kind also takes `name`, which names its files.
