@@ -8,6 +8,7 @@ include: "grpo_ablate/workflow/train.smk"
 include: "grpo_ablate/workflow/log.smk"
 include: "grpo_ablate/workflow/tables.smk"
 include: "grpo_ablate/workflow/figures.smk"
+include: "grpo_ablate/workflow/exact.smk"
 include: "grpo_ablate/workflow/paper.smk"
 include: "grpo_ablate/workflow/smoke.smk"
 
@@ -20,6 +21,7 @@ rule all:
     default_target: True
     input:
         GRID.results(*GRID.experiments),
+        GRID.exact_results,
         GRID.paper,
     message:
         "everything"
@@ -30,11 +32,18 @@ rule grid:
         rules.all.input,
 
 
-# The experiments that take seconds, and the paper.
+# The experiments that take seconds, the exact ones, and the paper.
 rule quick:
     input:
         GRID.results(*GRID.quick),
+        GRID.exact_results,
         GRID.paper,
+
+
+# What is enumerated instead of trained: the tables of the exact experiments, and the propositions.
+rule exact:
+    input:
+        GRID.exact_results,
 
 
 # A reduced grid over every experiment, apart in results/smoke.

@@ -75,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--monte-carlo", type=int, metavar="N", help="estimate from N sampled groups instead")
     sub.add_argument("--seed", type=int, default=0, metavar="S", help="of the estimate (default: 0)")
 
+    sub = command("exact-table", _exact_table, "the table of an exact experiment, experiments/exact-*.yaml")
+    _experiment(sub)
+    _results(sub)
+
+    sub = command("propositions", _propositions, "settle every proposition by enumeration: tables/propositions.*")
+    _results(sub)
+
     sub = command("log", _log, "log an experiment's runs to MLflow")
     _experiment(sub)
     sub.add_argument("--tracking-uri", metavar="URI", help="default: mlflow.db in the results folder")
@@ -93,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("paper", _paper, "build paper/paper.pdf from the tables and figures")
     _results(sub)
 
-    sub = command("published", _published, "train an experiment anew in memory and judge it by its published table")
+    sub = command(
+        "published", _published, "train an experiment anew in memory and judge it by its published table"
+    )
     _experiment(sub)
     sub.add_argument("--seeds", type=int, metavar="N", help="default: the experiment's")
     sub.add_argument("--random-key", type=int, metavar="K", help="another key of the random numbers")
@@ -173,6 +182,21 @@ def _exact(arguments: Arguments) -> None:
     print(run(arguments.policy, chosen, arguments.set, arguments.json, arguments.monte_carlo, arguments.seed))
 
 
+def _exact_table(arguments: Arguments) -> None:
+    from grpo_ablate.spec.exact_files import load_exact_experiment
+
+    experiment = load_exact_experiment(arguments.experiment)
+    from grpo_ablate.exact.tabulate import write_table
+
+    write_table(experiment, arguments.results)
+
+
+def _propositions(arguments: Arguments) -> None:
+    from grpo_ablate.exact.propositions.table import write_propositions
+
+    write_propositions(arguments.results)
+
+
 def _log(arguments: Arguments) -> None:
     from grpo_ablate.runs.mlflow_writer import log_experiment
     from grpo_ablate.spec.resolve import load_experiment
@@ -184,9 +208,7 @@ def _collect(arguments: Arguments) -> None:
     from grpo_ablate.analysis.collect import collect
     from grpo_ablate.spec.resolve import load_experiment
 
-    collect(
-        load_experiment(arguments.experiment), arguments.results, arguments.source, partial=arguments.partial
-    )
+    collect(load_experiment(arguments.experiment), arguments.results, arguments.source, partial=arguments.partial)
 
 
 def _figures(arguments: Arguments) -> None:

@@ -18,6 +18,7 @@ from grpo_ablate.spec.reading import checked, parse_yaml, read_yaml
 from grpo_ablate.spec.schema import Advantage, Kl, Spec, Switches, Update
 
 Sparse = dict[str, dict[str, Any]]
+EXACT = "exact-"  # files of this name are exact experiments: they train nothing
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def load_experiments(folder: Path = Path("experiments")) -> list[Experiment]:
-    """Return every experiment of a folder, by name."""
-    paths = sorted(folder.glob("*.yaml"))
+    """Return every experiment of a folder that trains, by name."""
+    paths = sorted(path for path in folder.glob("*.yaml") if not path.name.startswith(EXACT))
     if not paths:
         raise UserError(f"{folder}: no experiment files (*.yaml) here.")
     return [load_experiment(path) for path in paths]

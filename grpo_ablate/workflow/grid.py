@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.cells import Cell, cells, row_cells
+from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
 from grpo_ablate.spec.resolve import Experiment, load_experiments
 from grpo_ablate.workflow.guard import guard
 
@@ -18,7 +19,8 @@ RESULTS = "results"
 DEMANDED = ("metrics.parquet", "run.json")  # a record without any other file is found at parse time
 TABLES = ("-runs.parquet", "-runs.csv", ".csv", ".md", ".tex", ".typ")
 PAPER = (f"{RESULTS}/paper/numbers.json", "paper/paper.pdf")
-TARGETS = ("all", "grid", "quick", "smoke", "paper", "train", "log", "collect")
+PROPOSITIONS = tuple(f"{RESULTS}/tables/propositions{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
+TARGETS = ("all", "grid", "quick", "smoke", "paper", "train", "log", "collect", "exact")
 OPTIONS = {"source": "records", "tracking_uri": None}
 
 # With one of these Snakemake looks or tidies, and runs no job.
@@ -36,8 +38,14 @@ _LOOKING = frozenset(
 class Grid:
     """Every experiment, and where its files lie. All paths are relative to the working directory."""
 
-    def __init__(self, experiments: Iterable[Experiment], options: dict[str, str | None]) -> None:
+    def __init__(
+        self,
+        experiments: Iterable[Experiment],
+        options: dict[str, str | None],
+        exact: Iterable[ExactExperiment] = (),
+    ) -> None:
         self.experiments = {experiment.name: experiment for experiment in experiments}
+        self.exact = {experiment.name: experiment for experiment in exact}
         self.cells = cells(self.experiments.values())
         self._specs = {(cell.testbed, cell.hash[:8]): cell.spec_json for cell in self.cells}
         self.tracking_uri = options["tracking_uri"]
@@ -89,6 +97,12 @@ class Grid:
         ]
 
     @cached_property
+    def exact_results(self) -> list[str]:
+        """Every file of the exact experiments, and the propositions where there are any."""
+        tables = [path for name in self.exact for path in (exact_table(name), made("exact", name))]
+        return [*tables, *PROPOSITIONS, made("exact", "propositions")] if tables else []
+
+    @cached_property
     def paper_inputs(self) -> list[str]:
         """The tables and figures that the paper reads."""
         from grpo_ablate.analysis.paper import inputs
@@ -117,6 +131,11 @@ def digest_file(cell: Cell) -> str:
     return f"{RESULTS}/{cell.folder.replace('runs/', 'digests/', 1)}.txt"
 
 
+def exact_table(name: str) -> str:
+    """The table of an exact experiment."""
+    return f"{RESULTS}/tables/{name}.csv"
+
+
 def plan(step: str, name: str) -> str:
     """The key file of one step of the workflow."""
     return f"{RESULTS}/plans/{step}/{name}.txt"
@@ -133,7 +152,7 @@ def start(workflow: Any, config: dict[str, Any]) -> Grid:
     try:
         if workflow.is_main_process:
             guard(Path(), executes=_executes(workflow))
-        grid = Grid(load_experiments(), _options(config))
+        grid = Grid(load_experiments(), _options(config), load_exact_experiments())
         for name in grid.experiments:
             if name in TARGETS:
                 raise UserError(

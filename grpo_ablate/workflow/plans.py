@@ -14,7 +14,17 @@ from typing import Any
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.digest import TRAINING, digest_of
-from grpo_ablate.workflow.grid import PAPER, RESULTS, TABLES, Grid, digest_file, made, plan
+from grpo_ablate.workflow.grid import (
+    PAPER,
+    PROPOSITIONS,
+    RESULTS,
+    TABLES,
+    Grid,
+    digest_file,
+    exact_table,
+    made,
+    plan,
+)
 from grpo_ablate.workflow.keys import first_line, settle
 from grpo_ablate.workflow.staleness import RECORD, is_stale, trained, training_code
 
@@ -22,6 +32,8 @@ LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
 FIGURES = "grpo_ablate.analysis.figures"  # a module per kind, which draw imports by name
 DRAW = f"{FIGURES}.draw"
+EXACT_TABLE = "grpo_ablate.exact.tabulate.write_table"
+PROPOSITION_TABLE = "grpo_ablate.exact.propositions.table.write_propositions"
 PAPER_BUILD = "grpo_ablate.analysis.paper.build"
 
 
@@ -45,7 +57,7 @@ def settle_all(grid: Grid) -> None:
     """
     if Path(RESULTS).exists() and not os.access(RESULTS, os.W_OK | os.X_OK):
         raise UserError(f"{RESULTS}: cannot be written: permission denied.")
-    steps = [*_training(grid), *_analysis(grid), *_smoke(grid)]
+    steps = [*_training(grid), *_analysis(grid), *_exact(grid), *_smoke(grid)]
     if not any(Path(".snakemake/metadata").glob("*")):
         _align(step for step in steps if step.recorded == step.key)
     for step in steps:
@@ -75,7 +87,7 @@ def _training(grid: Grid) -> Iterator[Step]:
 
 def _analysis(grid: Grid) -> Iterator[Step]:
     for name, experiment in grid.experiments.items():
-        content = _content(experiment)
+        content, drawn = _content(experiment), grid.figures(name)  # refuses a kind that does not exist
         rows = [[row.id, row.hash] for row in experiment.rows]
         log = {"testbed": experiment.testbed.name, "seeds": experiment.seeds, "rows": rows}
         yield _step("log", name, log | {"uri": grid.tracking_uri, "code": digest_of(LOG)}, [], _log_lost(grid))
@@ -89,10 +101,18 @@ def _analysis(grid: Grid) -> Iterator[Step]:
             "published": _bytes_digest([experiment.published] if experiment.published else []),
             "code": digest_of(DRAW, *(f"{FIGURES}.{figure.kind}" for figure in experiment.figures)),
         }
-        yield _step("draw", name, content | figures, grid.figures(name))
+        yield _step("draw", name, content | figures, drawn)
     sources = sorted(path for path in Path("paper").rglob("*") if path.is_file() and path.suffix != ".pdf")
     paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
     yield _step("paper", "paper", paper | {"experiments": list(grid.experiments)}, list(PAPER))
+
+
+def _exact(grid: Grid) -> Iterator[Step]:
+    for name, experiment in grid.exact.items():
+        content = {"table": experiment.content(), "code": digest_of(EXACT_TABLE)}
+        yield _step("exact", name, content, [exact_table(name)])
+    if grid.exact:
+        yield _step("exact", "propositions", {"code": digest_of(PROPOSITION_TABLE)}, list(PROPOSITIONS))
 
 
 def _smoke(grid: Grid) -> Iterator[Step]:

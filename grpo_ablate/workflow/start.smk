@@ -13,3 +13,4 @@ wildcard_constraints:
     seeds=r"\d+-\d+",
     experiment="|".join(GRID.experiments),
     testbed="|".join(GRID.testbeds),
+    exact="|".join(GRID.exact),

@@ -1,0 +1,35 @@
+"""Statements about GRPO settled by enumeration: one module per topic, each a list of findings.
+
+Every module has ``TITLE``, ``STATEMENT`` (what is exact and what is assumed) and ``findings()``, a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from grpo_ablate.exact.propositions import counterexample, group_mean
+from grpo_ablate.exact.propositions.findings import Finding
+
+PROPOSITIONS: dict[str, ModuleType] = {
+    "group-mean": group_mean,
+    "counterexample": counterexample,
+}
+
+
+@dataclass(frozen=True)
+class Proposition:
+    """One proposition with all that was found."""
+
+    name: str
+    title: str
+    statement: str
+    findings: tuple[Finding, ...]
+
+
+def examine(name: str) -> Proposition:
+    """Return the proposition of that name with its findings."""
+    module = PROPOSITIONS[name]
+    found: Callable[[], Iterator[Finding]] = module.findings
+    return Proposition(name, module.TITLE, module.STATEMENT, tuple(found()))
