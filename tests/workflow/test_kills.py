@@ -83,7 +83,7 @@ def moment(project: Project, name: str) -> None:
 def test_a_killed_workflow_is_finished_by_the_same_command(
     uninterrupted: Project, tmp_path: Path, victim: str, when: str
 ) -> None:
-    project = small(tmp_path / "project")
+    project = uninterrupted.cloned(tmp_path / "project")
     snakemake = start(project)
     try:
         moment(project, when)
@@ -100,7 +100,7 @@ def test_a_killed_workflow_is_finished_by_the_same_command(
 
 
 def test_records_do_not_depend_on_the_number_of_cores(uninterrupted: Project, tmp_path: Path) -> None:
-    project = small(tmp_path / "project")
+    project = uninterrupted.cloned(tmp_path / "project")
     project.run("--cores", "1")
     assert project.records() == uninterrupted.records()
     assert len(project.records()) == 2 * 4
@@ -109,7 +109,7 @@ def test_records_do_not_depend_on_the_number_of_cores(uninterrupted: Project, tm
 def test_a_second_workflow_in_the_folder_is_refused_and_harms_nothing(
     uninterrupted: Project, tmp_path: Path
 ) -> None:
-    project = small(tmp_path / "project")
+    project = uninterrupted.cloned(tmp_path / "project")
     first = start(project)
     try:
         moment(project, "first round")
