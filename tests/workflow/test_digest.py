@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from grpo_ablate.workflow.digest import digest
+from grpo_ablate.spec.resolve import load_experiment
+from grpo_ablate.workflow.digest import digest, row_digest
 from grpo_ablate.workflow.sources import Sources
 
 FILES = {
@@ -152,3 +154,48 @@ def test_a_missing_root_is_refused(tmp_path: Path) -> None:
     toy(tmp_path)
     with pytest.raises(ValueError, match=r"toy\.train\.absent is not defined"):
         digest(Sources(tmp_path / "toy", "toy"), ["toy.train.absent"], excluded=())
+
+
+PACKAGE = Path(__file__).parents[2] / "grpo_ablate"
+ROWS = {row.id: row.effective for row in load_experiment(PACKAGE.parent / "experiments/selection.yaml").rows}
+
+
+def edited(tmp_path: Path, file: str, old: str, new: str) -> Sources:
+    """A copy of this package with a change."""
+    copy = tmp_path / "grpo_ablate"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    path = copy / file
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    return Sources(copy, "grpo_ablate")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        # what no row of the experiment uses
+        ("algorithm/surrogates.py", "def cispo(", "def cispo(added, ", set()),
+        ("algorithm/surrogates.py", '"cispo": cispo', '"cispo": soft', set()),
+        ("runs/progress.py", "PLAIN = 0.2, 15.0", "PLAIN = 0.2, 30.0", set()),
+        # what some rows use
+        ("algorithm/rewards.py", "def noise(", "def noise(added, ", {"noise-0.05", "noise-0.2"}),
+        ("algorithm/advantages.py", "def leave_one_out(", "def leave_one_out(added, ", {"leave-one-out"}),
+        # what every row uses
+        ("algorithm/surrogates.py", "def clip(", "def clip(added, ", set(ROWS)),
+        ("policies/tabular.py", "    def step(", "    def step(added, ", set(ROWS)),
+        ("rng.py", "class Keys:", "class Keys(object):", set(ROWS)),
+    ],
+)
+def test_the_rows_of_an_experiment_depend_on_the_code_that_they_use(
+    tmp_path: Path, file: str, old: str, new: str, changed: set[str]
+) -> None:
+    sources = edited(tmp_path, file, old, new)
+    assert {name for name, spec in ROWS.items() if row_digest(spec, sources) != row_digest(spec)} == changed
+
+
+def test_no_module_of_the_training_code_is_reached_by_a_name_made_at_run_time() -> None:
+    """A digest follows names that stand in the source; an import by a computed name would escape it."""
+    training = [PACKAGE / name for name in ("algorithm", "policies", "tasks", "runs")]
+    files = [path for folder in training for path in folder.rglob("*.py")] + [PACKAGE / "rng.py"]
+    assert not [path for path in files if "import_module" in path.read_text() or "__import__" in path.read_text()]
