@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,17 +19,22 @@ from grpo_ablate.exact import quantities
 from grpo_ablate.exact.points import Point
 from grpo_ablate.exact.policy import support, tables
 from grpo_ablate.exact.report import parameter_names
-from grpo_ablate.exact.update import ExactUpdate
+from grpo_ablate.exact.update import ExactUpdate, expected_update
 
 Columns = dict[str, float]
+ROUNDING = 1e-12  # a vector this small beside another is 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """A point and its expected update."""
+    """A point and its expected update, enumerated when a quantity first asks for it."""
 
     point: Point
-    update: ExactUpdate
+
+    @cached_property
+    def update(self) -> ExactUpdate:
+        """Return the expected update at the point."""
+        return expected_update(self.point.policy, self.point.switches, at=self.point.now)
 
     @property
     def now(self) -> Tensor:
@@ -41,9 +47,10 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 def cosine_and_norm(found: Tensor, wanted: Tensor) -> tuple[float, float]:
-    """Return the cosine between two vectors and |found| / |wanted|; NaN where a vector is 0."""
+    """Return the cosine between two vectors and |found| / |wanted|; NaN where a vector is 0 but for rounding."""
     a, b = float(found.norm()), float(wanted.norm())
-    return _ratio(float(found @ wanted), a * b), _ratio(a, b)
+    angle = float(found @ wanted) / (a * b) if a > ROUNDING * b > 0 else math.nan
+    return angle, _ratio(a, b)
 
 
 def _vector(name: str, values: Tensor, found: Found) -> Columns:
@@ -73,8 +80,7 @@ def update(found: Found) -> Columns:
 
 def cosine(found: Found) -> Columns:
     """Between expected update and gradient."""
-    value = found.update.cosine
-    return {"cosine": math.nan if value is None else value}
+    return {"cosine": cosine_and_norm(found.update.expected_update, found.update.gradient)[0]}
 
 
 def norm_ratio(found: Found) -> Columns:

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_ablate.analysis.writing import write_whole
@@ -60,7 +61,7 @@ def _updates(experiment: ExactExperiment) -> Iterator[Line]:
 
 
 def _quantities(experiment: ExactExperiment, point: Point) -> Line:
-    found = Found(point, expected_update(point.policy, point.switches, at=point.now))
+    found = Found(point)
     result: Line = {}
     for name in experiment.quantities:
         try:
@@ -74,7 +75,8 @@ def _iterated(experiment: ExactExperiment) -> Iterator[Line]:
     """Follow the expected update; ``rollouts`` charges one group per update, rejected groups included."""
     plan = experiment.iterate
     assert plan is not None  # the form was checked
-    for point in points(experiment):
+    for start in points(experiment):
+        point = _anchored(start) if plan.reference == "start" else start
         field = UpdateField(point.policy, point.switches)
         path = iterate(point.policy.parameters, field, plan.learning_rate, plan.steps)
         size, generated = point.switches.sampling.group_size, 0.0
@@ -85,6 +87,13 @@ def _iterated(experiment: ExactExperiment) -> Iterator[Line]:
                 trace: Line = {"updates": number, "rollouts": generated}
                 yield _start(experiment, point) | trace | _quantities(experiment, here)
             generated += size / (expected_update(here.policy, here.switches).accepted if filtered else 1.0)
+
+
+def _anchored(point: Point) -> Point:
+    """Return the point with the reference at its policy."""
+    parameters = point.policy.parameters
+    prompts = tuple(replace(prompt, reference=prompt.logits(parameters)) for prompt in point.policy.prompts)
+    return replace(point, policy=replace(point.policy, prompts=prompts))
 
 
 def _tokens(experiment: ExactExperiment) -> Iterator[Line]:

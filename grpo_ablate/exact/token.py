@@ -37,4 +37,4 @@ def token_objective(update: Update, ratio: float, advantage: float) -> tuple[flo
     prepared = Prepared(shaped=group, advantages=advantage * one, weights=one, mismatch=one)
     total = loss(batch, prepared, Policy(logprobs, None, None), Switches(update=update)).loss.sum()
     (slope,) = torch.autograd.grad(total, logprobs, allow_unused=True) if total.requires_grad else (None,)
-    return -float(total), 0.0 if slope is None else 0.0 - float(slope)
+    return -float(total.detach()), 0.0 if slope is None else 0.0 - float(slope)

@@ -102,6 +102,9 @@ class IterateFile(Section):
     learning_rate: Positive
     steps: Count
     every: Count = 1  # updates between lines of the table
+    reference: Literal["policy", "start"] = (
+        "policy"  # the policy file's reference, or the law each row starts from
+    )
 
 
 class ExactExperimentFile(Section):
