@@ -59,6 +59,12 @@ class Grid:
         """The sparse canonical JSON of the cell in that folder."""
         return self._specs[testbed, short_hash]
 
+    def stream(self, testbed: str) -> str:
+        """The option that lets long runs of a testbed log to MLflow while they train; empty for others."""
+        streams = {e.testbed.name: e.testbed.stream for e in self.experiments.values()}
+        uri = self.tracking_uri or f"sqlite:///{RESULTS}/mlflow.db"
+        return f"--stream {uri}" if streams[testbed] else ""
+
     def cells_of(self, name: str) -> list[Cell]:
         """The distinct cells of an experiment, sorted."""
         experiment = self.experiments[name]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.runs.lock import is_held
 from grpo_ablate.spec.cells import Cell, row_cells
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.staleness import trained, training_code
@@ -87,7 +86,7 @@ def _counted(states: dict[str, int]) -> str:
 def _state(cell: Cell, experiment: Experiment, results: Path) -> tuple[str, str]:
     """State and detail of one cell."""
     folder = results / cell.folder
-    if _is_locked(results / cell.folder.replace("runs/", "scratch/", 1) / "lock"):
+    if is_held(results / cell.folder.replace("runs/", "scratch/", 1)):
         return "running", ""
     try:
         found = trained(folder, cell.hash)
@@ -101,21 +100,6 @@ def _state(cell: Cell, experiment: Experiment, results: Path) -> tuple[str, str]
     if found.code != training_code(cell):
         return "stale", "kept" if experiment.testbed.stale == "keep" else "will be trained again"
     return "done", "" if found.ending == "finished" else found.ending
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a trainer holds the lock of its scratch folder."""
-    try:
-        lock = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
 
 
 def _last_line(log: Path) -> str:

@@ -15,8 +15,10 @@ rule train:
     log:
         "results/logs/{testbed}/{hash}/seeds-{seeds}.log",
     threads: 1
+    resources:  # not a parameter: another address must not train anything again
+        stream=lambda wildcards: GRID.stream(wildcards.testbed),
     params:
         spec=lambda wildcards: GRID.spec(wildcards.testbed, wildcards.hash),
     shell:
         "exec python -m grpo_ablate train --cell {params.spec:q} --testbed {wildcards.testbed}"
-        " --seeds {wildcards.seeds} --results results --stop-with-parent 2> {log}"
+        " --seeds {wildcards.seeds} --results results --stop-with-parent {resources.stream} 2> {log}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -148,3 +149,19 @@ def test_a_kept_run_of_older_code_is_marked_in_its_table(project: Project) -> No
     runs = pyarrow.parquet.read_table(project.path / "results/tables/beta-runs.parquet").to_pandas()
     assert runs["stale"].all()
     assert project.planned("beta") == Counter()
+
+
+def test_a_testbed_that_streams_logs_while_it_trains_and_its_server_may_change(
+    finished: Project, tmp_path: Path
+) -> None:
+    clone = finished.cloned(tmp_path / "clone")
+    (clone.path / "experiments/alpha.yaml").unlink()
+    testbed = clone.path / "experiments/testbeds/kept.yaml"
+    testbed.write_text(testbed.read_text() + "stream: true\n")
+    clone.run("--cores", "2")
+    assert clone.planned("--config", "tracking_uri=sqlite:///other.db")["train"] == 0
+    with sqlite3.connect(clone.path / "results/mlflow.db") as store:
+        states = store.execute(
+            "SELECT status, count(*) FROM runs WHERE lifecycle_stage = 'active' GROUP BY status"
+        ).fetchall()
+    assert states == [("FINISHED", 4)]
