@@ -17,9 +17,10 @@ from torch import Tensor
 from grpo_ablate.algorithm.kl import ESTIMATORS
 from grpo_ablate.exact import quantities
 from grpo_ablate.exact.points import Point
-from grpo_ablate.exact.policy import support, tables
+from grpo_ablate.exact.policy import ExactPolicy, reference_table, support, tables
 from grpo_ablate.exact.report import parameter_names
 from grpo_ablate.exact.update import ExactUpdate, expected_update
+from grpo_ablate.spec.schema import Sampling
 
 Columns = dict[str, float]
 ROUNDING = 1e-12  # a vector this small beside another is 0
@@ -198,19 +199,30 @@ def kl(found: Found) -> Columns:
 
 def kl_estimate(found: Found) -> Columns:
     """Expected value of k1, k2, k3 summed over a response, under the law groups are drawn from, without ratio."""
-    sampling = found.point.switches.sampling
-    policy = found.point.policy
-    columns = dict.fromkeys((f"kl_estimate/{name}" for name in ESTIMATORS), 0.0)
-    for prompt, law in zip(policy.prompts, quantities.response_laws(policy, sampling), strict=True):
-        kept = support(prompt, policy.parameters, sampling)
-        now = tables(prompt, found.now, kept, sampling).logprobs[prompt.edges]
-        reference = quantities.reference_table(prompt, kept, sampling)
+    means = estimator_means(found.point.policy, found.now, found.point.switches.sampling)
+    return {f"kl_estimate/{name}": value for name, value in means.items()}
+
+
+def estimator_means(
+    policy: ExactPolicy, now: Tensor, sampling: Sampling | None = None, weighted: bool = False
+) -> dict[str, float]:
+    """Return E k1, E k2, E k3, each summed over the tokens of a response drawn at ``policy.parameters``.
+
+    The estimators are those of the parameters ``now`` [D]; ``weighted``: each token times its ratio.
+    """
+    law = sampling or Sampling()
+    means = dict.fromkeys(ESTIMATORS, 0.0)
+    for prompt, probabilities in zip(policy.prompts, quantities.response_laws(policy, law), strict=True):
+        kept = support(prompt, policy.parameters, law)
+        present, old = (tables(prompt, at, kept, law).logprobs[prompt.edges] for at in (now, policy.parameters))
+        reference = reference_table(prompt, kept, law)
         if reference is None:
             raise ValueError("the KL needs a reference")
-        z = reference[prompt.edges] - now
+        ratio = (present - old).exp() if weighted else torch.ones_like(old)
         for name, estimator in ESTIMATORS.items():
-            columns[f"kl_estimate/{name}"] += prompt.probability * float(law @ estimator(z).sum(-1))
-    return columns
+            by_response = (ratio * estimator(reference[prompt.edges] - present)).sum(-1)
+            means[name] += prompt.probability * float(probabilities @ by_response)
+    return means
 
 
 def kl_agreement(found: Found) -> Columns:

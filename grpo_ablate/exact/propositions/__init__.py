@@ -9,12 +9,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from grpo_ablate.exact.propositions import counterexample, group_mean
+from grpo_ablate.exact.propositions import (
+    binary_factor,
+    counterexample,
+    group_mean,
+    kl,
+    mixed_groups,
+    population_limit,
+)
 from grpo_ablate.exact.propositions.findings import Finding
 
 PROPOSITIONS: dict[str, ModuleType] = {
     "group-mean": group_mean,
     "counterexample": counterexample,
+    "binary-factor": binary_factor,
+    "mixed-groups": mixed_groups,
+    "population-limit": population_limit,
+    "kl": kl,
 }
 
 

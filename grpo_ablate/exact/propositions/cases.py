@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from grpo_ablate.algorithm.objective import prepare
+from grpo_ablate.algorithm.records import Batch, RewardDraws, Steps
 from grpo_ablate.exact.policy import ExactPolicy
 from grpo_ablate.exact.policy_file import parse
 from grpo_ablate.spec.schema import Switches
@@ -64,3 +69,61 @@ def random_policy(seed: int, responses: int = 4, prompts: int = 1, reference: bo
             entries = [entry | {"reference": share} for entry, share in zip(entries, law, strict=True)]
         document.append({"responses": entries})
     return parse({"prompts": document})
+
+
+def advantages(
+    switches: Switches, rewards: Sequence[float], steps: Steps | None = None, length: int = 1
+) -> Tensor:
+    """Return the advantages that one group's rewards [G] get, float64 [G, T], T = ``length`` tokens each.
+
+    >>> advantages(row(4), [1, 0, 1, 1])[:, 0].tolist()
+    [0.5773502691896257, -1.7320508075688772, 0.5773502691896257, 0.5773502691896257]
+    """
+    shape = (1, 1, len(rewards), length)
+    zeros = torch.zeros(shape, dtype=torch.float64)
+    token = torch.ones(shape, dtype=torch.bool)
+    batch = Batch(
+        prompts=torch.zeros(1, 1, dtype=torch.int64),
+        tokens=zeros.long(),
+        token=token,
+        present=token[..., 0],
+        truncated=~token[..., 0],
+        reward=torch.tensor(rewards, dtype=torch.float64).view(shape[:3]),
+        components={},
+        sampler_logprobs=zeros,
+        old_logprobs=zeros,
+        steps=steps,
+    )
+    nothing = zeros[..., 0]
+    draws = RewardDraws(nothing, nothing, torch.zeros(1, 1, 2, dtype=torch.float64))
+    return prepare(batch, switches, draws).advantages[0, 0]
+
+
+# Three tokens at most; right if the last word before the end (or the limit) is yes.
+SHORT_AND_LONG: dict[str, Any] = {
+    "vocabulary": ["yes", "no", "end"],
+    "horizon": 3,
+    "logits": {"": [0.4, 0.2, -1.0], "yes": [0.0, 0.0, 0.5], "no": [0.1, 0.0, 0.3]},
+    "rewards": {
+        "yes end": 1, "yes yes end": 1, "no yes end": 1,
+        "yes yes yes": 1, "yes no yes": 1, "no yes yes": 1, "no no yes": 1,
+    },
+    "other_reward": 0,
+}  # fmt: skip
+
+
+def tree(**changes: Any) -> ExactPolicy:
+    """Return the token tree above, lengths 1 to 3, with keys changed."""
+    return parse({"prompts": [{"tree": SHORT_AND_LONG | changes}]})
+
+
+def binomial(size: int, success: float, value: Callable[[float], float]) -> float:
+    """Return E value(C / G) for C ~ Binomial(G, p), as a plain sum."""
+    return math.fsum(
+        math.comb(size, c) * success**c * (1 - success) ** (size - c) * value(c / size) for c in range(size + 1)
+    )
+
+
+def spread(share: float) -> float:
+    """Return the standard deviation of a group of zeros and ones with that share of ones, divisor G."""
+    return math.sqrt(share * (1 - share))
