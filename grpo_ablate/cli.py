@@ -201,7 +201,9 @@ def _log(arguments: Arguments) -> None:
     from grpo_ablate.runs.mlflow_writer import log_experiment
     from grpo_ablate.spec.resolve import load_experiment
 
-    log_experiment(load_experiment(arguments.experiment), arguments.results, arguments.tracking_uri)
+    experiment = load_experiment(arguments.experiment)
+    logged = log_experiment(experiment, arguments.results, arguments.tracking_uri)
+    print(f"{experiment.name}: {logged.written} runs written to MLflow, {logged.unchanged} unchanged")
 
 
 def _collect(arguments: Arguments) -> None:

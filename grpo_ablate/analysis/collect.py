@@ -14,8 +14,7 @@ import pyarrow.parquet
 
 from grpo_ablate.analysis.summary import summarise, write_summary
 from grpo_ablate.errors import UserError
-from grpo_ablate.runs.mlflow_content import lines_by_seed
-from grpo_ablate.runs.mlflow_lines import Lines
+from grpo_ablate.runs.mlflow_lines import INTEGERS, Lines, record_lines
 from grpo_ablate.spec.cells import cells
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _from_records(experiment: Experiment, results: Path) -> dict[Run, Measured]:
         record = read_record(folder)
         if record.run["hash"] != cell.hash:
             raise UserError(f"{folder / 'run.json'}: holds another spec than its folder's name says.")
-        for seed, lines in lines_by_seed(record).items():
+        for seed, lines in record_lines(record).items():
             found[cell.hash, seed] = Measured(lines, str(record.run.get("digest") or ""))
     return found
 
@@ -138,14 +137,14 @@ def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mappi
         for seed in range(experiment.seeds)
         if (row.hash, seed) in found
     ]
-    counts = [len(run.lines) for _, _, run in chosen]
+    counts = [len(run.lines["round"]) for _, _, run in chosen]
     total = sum(counts)
 
     def spread(values: list[object]) -> pa.Array:
         return pa.array(values).take(pa.array(np.repeat(np.arange(len(values)), counts)))
 
     def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(run.lines, name) for _, _, run in chosen])
+        return np.concatenate([run.lines[name] for _, _, run in chosen])
 
     columns: dict[str, object] = {
         "experiment": pa.array([experiment.name] * total, pa.string()),
@@ -153,12 +152,13 @@ def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mappi
         "testbed": pa.array([experiment.testbed.name] * total, pa.string()),
         "hash": spread([row.hash for row, _, _ in chosen]),
         "seed": spread([seed for _, seed, _ in chosen]),
-        **{name: joined(name) for name in ("round", "updates", "rollouts", "tokens", "seconds")},
+        **{name: joined(name) for name in (*INTEGERS, "seconds")},
         "stale": spread([current.get(row.hash, run.digest) != run.digest for row, _, run in chosen]),
     }
-    absent = {count: np.full(count, np.nan) for count in set(counts)}
-    for name in sorted({name for _, _, run in chosen for name in run.lines.metrics}):
-        column = np.concatenate([run.lines.metrics.get(name, absent[len(run.lines)]) for _, _, run in chosen])
+    absent = {count: np.full(count, np.nan) for count in counts}
+    for name in sorted({name for _, _, run in chosen for name in run.lines if "/" in name}):
+        found_in = [run.lines.get(name, absent[count]) for (_, _, run), count in zip(chosen, counts, strict=True)]
+        column = np.concatenate(found_in)
         if name.startswith("eval/") or not np.isnan(column).all():
             columns[name] = column + 0.0  # no negative zeros: SQL has none
     return pa.table(columns)

@@ -39,6 +39,21 @@ def exclusive(
         os.close(handle)
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether a living process holds the folder's lock."""
+    try:
+        handle = os.open(folder / "lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def _acquire(handle: int, folder: Path, patience: float, stop: Callable[[], str | None]) -> None:
     began, told = time.monotonic(), False
     while True:

@@ -1,178 +1,107 @@
-"""Between the lines of a record (one per evaluation) and the points of MLflow's metric histories.
+"""The lines of a run (one per evaluation), and the points of MLflow's metric histories that stand for them.
 
-A line becomes points that share a step (its optimiser updates) and a timestamp, which together name it:
-two lines can have the same step, when every group between them was constant. ``eval/*`` and the counters
-are logged at every line. ``train/*`` is logged where it changes, as the two ends of each run of equal
-values: lossless, straight in a chart, and a third of the points. NaN counts as equal to NaN; what comes
-before a metric's first number is not logged.
+A line becomes points that share a timestamp, which names it: two lines can have the same step (their optimiser
+updates), when every group between them was constant. ``eval/*`` and the counters are logged at every line;
+``train/*`` where it changes, as the two ends of each run of equal values: lossless, straight in a chart, and
+half of the points, at some 90 microseconds each. What comes before the first number is not logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-COUNTERS = ("round", "rollouts", "tokens", "seconds")  # series beside the metrics; updates is the step
+if TYPE_CHECKING:
+    from grpo_ablate.runs.record import Record
+
+INTEGERS = ("round", "updates", "rollouts", "tokens")
 LARGEST = float(np.finfo(np.float64).max)  # SQL has no infinity: MLflow's own stand-in for it
 
-Column = NDArray[np.float64]
+Lines = dict[str, NDArray[Any]]
+"""Columns of one run by name, by round: ``INTEGERS``, ``seconds`` (NaN where unknown), then the metrics."""
 
 
-@dataclass(frozen=True)
-class Points:
-    """Metric points of one MLflow run, as parallel columns; ``value`` is never infinite."""
+class Point(NamedTuple):
+    """A metric point as MLflow has it."""
 
-    key: tuple[str, ...]
-    value: Column
-    timestamp: NDArray[np.int64]  # milliseconds since 1970
-    step: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.key)
+    key: str
+    value: float  # never infinite
+    timestamp: int  # milliseconds since 1970
+    step: int
 
 
-@dataclass(frozen=True)
-class Lines:
-    """Evaluations of one run in order: counters and metrics, each one number per line."""
-
-    round: NDArray[np.int64]
-    updates: NDArray[np.int64]
-    rollouts: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    seconds: Column  # NaN where unknown
-    metrics: Mapping[str, Column]
-
-    def __len__(self) -> int:
-        return len(self.round)
-
-    def part(self, first: int, end: int) -> Lines:
-        """Return the lines with index ``first`` up to, not including, ``end``."""
-        where = slice(first, end)
-        return Lines(
-            self.round[where],
-            self.updates[where],
-            self.rollouts[where],
-            self.tokens[where],
-            self.seconds[where],
-            {name: column[where] for name, column in self.metrics.items()},
-        )
+def lines_by_seed(columns: Mapping[str, NDArray[Any]]) -> dict[int, Lines]:
+    """Return the lines of each seed from columns of many, one of them ``seed``."""
+    order = np.lexsort((columns["round"], columns["seed"]))
+    seeds, first = np.unique(columns["seed"][order], return_index=True)
+    return {
+        seed: {name: column[rows] for name, column in columns.items() if name != "seed"}
+        for seed, rows in zip(seeds.tolist(), np.split(order, first[1:]), strict=True)
+    }
 
 
-def timestamps(start: int, seconds: Sequence[float] | Column) -> NDArray[np.int64]:
+def record_lines(record: Record) -> dict[int, Lines]:
+    """Return the lines of each seed of a record; ``seconds`` is the seed's share of its block's time so far."""
+    columns = {name: record.metrics.column(name).to_numpy() for name in record.metrics.column_names}
+    taken = {int(number): float(seconds) for number, seconds in record.timing.get("curve") or ()}
+    seconds = np.array([taken.get(number, np.nan) for number in columns["round"].tolist()], dtype=np.float64)
+    return lines_by_seed({**columns, "seconds": seconds / len(record.run["seeds"])})
+
+
+def timestamps(start: int, seconds: Iterable[float]) -> NDArray[np.int64]:
     """Return one strictly increasing timestamp per line: start (ms) plus its seconds, or 1 ms after the last.
 
     >>> timestamps(1000, [0.0, 0.0, 2.5, float("nan")]).tolist()
     [1000, 1001, 3500, 3501]
     """
-    known = np.nan_to_num(np.asarray(seconds, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    known = np.nan_to_num(np.array(list(seconds), dtype=np.float64), nan=0.0)
     index = np.arange(len(known))
-    milliseconds = start + np.round(known * 1000).astype(np.int64)
-    return np.maximum.accumulate(milliseconds - index) + index
+    return np.maximum.accumulate(start + np.round(known * 1000).astype(np.int64) - index) + index
 
 
-def encode(lines: Lines, timestamp: NDArray[np.int64]) -> Points:
+def encode(lines: Lines, timestamp: NDArray[np.int64]) -> list[Point]:
     """Return the points that stand for ``lines``; ``decode`` gives the lines back."""
-    columns: dict[str, tuple[Column, NDArray[np.bool_]]] = {}
-    everywhere = np.ones(len(lines), dtype=bool)
-    for name in COUNTERS:
-        column = np.asarray(getattr(lines, name), dtype=np.float64)
-        columns[name] = (column, np.isfinite(column) if name == "seconds" else everywhere)
-    for name, column in lines.metrics.items():
-        columns[name] = (column, _ends(column) if name.startswith("train/") else everywhere)
-    keys: list[str] = []
-    for name, (_, kept) in columns.items():
-        keys.extend([name] * int(kept.sum()))
-    if not columns:
-        return Points((), np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
-    values = np.concatenate([column[kept] for column, kept in columns.values()])
-    return Points(
-        key=tuple(keys),
-        value=np.clip(values, -LARGEST, LARGEST) + 0.0,
-        timestamp=np.concatenate([timestamp[kept] for _, kept in columns.values()]),
-        step=np.concatenate([lines.updates[kept] for _, kept in columns.values()]).astype(np.int64),
-    )
+    points: list[Point] = []
+    for name, column in lines.items():
+        if name == "updates":
+            continue  # the step
+        kept = _ends(column) if name.startswith("train/") else np.ones(len(column), dtype=bool)
+        values = np.clip(column[kept].astype(np.float64), -LARGEST, LARGEST)
+        times, steps = timestamp[kept], lines["updates"][kept]
+        points.extend(map(Point, [name] * len(values), values.tolist(), times.tolist(), steps.tolist()))
+    return points
 
 
-def _equal(left: Column, right: Column) -> NDArray[np.bool_]:
-    return (left == right) | (np.isnan(left) & np.isnan(right))
-
-
-def _ends(column: Column) -> NDArray[np.bool_]:
-    """True at both ends of each run of equal values, after the leading NaNs."""
-    same = _equal(column[1:], column[:-1])
+def _ends(column: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """True at both ends of each run of equal values, NaN equal to NaN, after the leading NaNs."""
+    missing = np.isnan(column)
+    same = (column[1:] == column[:-1]) | (missing[1:] & missing[:-1])
     inside = np.zeros(len(column), dtype=bool)
     inside[1:-1] = same[1:] & same[:-1]
-    leading = np.logical_and.accumulate(np.isnan(column))
-    return ~inside & ~leading
+    return ~inside & ~np.logical_and.accumulate(missing)
 
 
-def decode(points: Points) -> Lines:
-    """Return the lines that ``points`` (in any order, of one run) stand for.
-
-    Lines are the points of the series ``round``; a round logged twice counts once, its later timestamp.
-    Points of ``eval/*`` and ``train/*`` belong to the line with their step and timestamp; a ``train/*``
-    value missing between two equal ones is that value, any other missing value is NaN.
-    """
-    keys = np.asarray(points.key, dtype=object)
-    order = np.argsort(keys, kind="stable")
-    names, first = np.unique(keys[order].astype(str), return_index=True)
-    parts = dict(zip(names.tolist(), np.split(order, first[1:]), strict=True)) if len(order) else {}
-    rounds = parts.pop("round", np.empty(0, np.int64))
-    rounds = rounds[np.lexsort((points.timestamp[rounds], points.value[rounds]))]
-    if len(rounds):
-        last = np.append(points.value[rounds][1:] != points.value[rounds][:-1], True)
-        rounds = rounds[last]
-    index = {
-        key: line
-        for line, key in enumerate(
-            zip(points.timestamp[rounds].tolist(), points.step[rounds].tolist(), strict=True)
-        )
-    }
-    dense: dict[str, Column] = {}
-    for name, part in parts.items():
-        if name not in COUNTERS and not name.startswith(("eval/", "train/")):
-            continue
-        where = np.array(
-            [
-                index.get(key, -1)
-                for key in zip(points.timestamp[part].tolist(), points.step[part].tolist(), strict=True)
-            ]
-        )
-        column, logged = np.full(len(rounds), np.nan), np.zeros(len(rounds), dtype=bool)
-        known = where >= 0
-        column[where[known]] = _infinite(points.value[part][known])
-        logged[where[known]] = True
-        dense[name] = _filled(column, logged) if name.startswith("train/") else column
-    absent = np.zeros(len(rounds))
-    return Lines(
-        round=points.value[rounds].astype(np.int64),
-        updates=points.step[rounds].astype(np.int64),
-        rollouts=dense.pop("rollouts", absent).astype(np.int64),
-        tokens=dense.pop("tokens", absent).astype(np.int64),
-        seconds=dense.pop("seconds", np.full(len(rounds), np.nan)),
-        metrics=dense,
-    )
-
-
-def _infinite(values: Column) -> Column:
-    result = values.copy()
-    result[values >= LARGEST] = np.inf
-    result[values <= -LARGEST] = -np.inf
-    return result
-
-
-def _filled(column: Column, logged: NDArray[np.bool_]) -> Column:
-    """Fill what lies between two equal logged values with that value."""
-    if logged.all() or not logged.any():
-        return column
-    line = np.arange(len(column))
-    before = np.maximum.accumulate(np.where(logged, line, -1))
-    after = np.minimum.accumulate(np.where(logged, line, len(column))[::-1])[::-1]
-    between = ~logged & (before >= 0) & (after < len(column))
-    result = column.copy()
-    left, right = column[before[between]], column[after[between]]
-    result[between] = np.where(_equal(left, right), left, np.nan)
-    return result
+def decode(points: Iterable[Point]) -> Lines:
+    """Return the lines that ``points`` (of one run, in any order) stand for."""
+    series: dict[str, dict[int, float]] = {}
+    steps: dict[int, int] = {}
+    for key, value, timestamp, step in points:
+        series.setdefault(key, {})[timestamp] = value
+        if key == "round":
+            steps[timestamp] = step
+    times = sorted(steps)
+    lines: Lines = {"updates": np.array([steps[time] for time in times], dtype=np.int64)}
+    for key, values in series.items():
+        logged = np.array([time in values for time in times], dtype=bool)
+        column = np.array([values.get(time, np.nan) for time in times], dtype=np.float64)
+        column[column >= LARGEST], column[column <= -LARGEST] = np.inf, -np.inf
+        if key in INTEGERS:
+            column = column.astype(np.int64)
+        elif key.startswith("train/"):  # what is not logged is as the line before
+            last = np.maximum.accumulate(np.where(logged, np.arange(len(times)), -1))
+            column = np.where(last >= 0, column[last], np.nan)
+        lines[key] = column
+    return lines

@@ -1,220 +1,181 @@
-"""Every run of an experiment into MLflow, once: idempotent by (hash, seed), one writer at a time on a machine."""
+"""Every run of an experiment into MLflow, once, through its public client: idempotent by (hash, seed)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from grpo_ablate.errors import UserError
-from grpo_ablate.runs import mlflow_server, mlflow_sqlite
-from grpo_ablate.runs.mlflow_content import RunContent, contents, fingerprint
-from grpo_ablate.runs.mlflow_reader import ENDED, server_runs
-from grpo_ablate.runs.mlflow_sqlite import RUN_NAME, Run
+from grpo_ablate.runs.mlflow_content import fingerprint, identity_tags, parameters, record_tags
+from grpo_ablate.runs.mlflow_lines import Lines, Point, encode, record_lines, timestamps
 from grpo_ablate.runs.mlflow_store import (
-    client,
-    connection,
+    Run,
+    complete,
     create_store,
-    experiment_ids,
+    discard,
+    experiment_id,
+    find_runs,
     locate,
     lock,
-    reachable,
+    opened,
 )
-from grpo_ablate.runs.record import read_record
+from grpo_ablate.runs.record import Record, json_bytes, json_lines, read_record, read_samples
 from grpo_ablate.spec.cells import Cell, cells
+from grpo_ablate.spec.identity import from_canonical
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run as MlflowRun
+    from mlflow.tracking import MlflowClient
+
     from grpo_ablate.spec.resolve import Experiment
 
-__all__ = ["Logged", "create_store", "log_experiment"]
-
-Tags = Mapping[str, str]
-ARTIFACTS = ("run.json", "provenance.json", "samples.jsonl")
+METRICS_AT_ONCE, PARAMETERS_AT_ONCE = 800, 100  # a call takes 1,000 entities, 100 of them parameters
 
 
 @dataclass(frozen=True)
 class Logged:
-    """What one call of `log_experiment` found to do; the numbers are of (hash, seed) pairs."""
+    """What one call of `log_experiment` found to do, in runs: (hash, seed) pairs."""
 
     written: int
     unchanged: int
-    missing: tuple[str, ...]  # folders without a record, relative to the results
 
 
-@dataclass(frozen=True)
-class _Target:
-    """A store that is open for writing: what it holds, and how to change it."""
-
-    found: Mapping[Run, tuple[Tags, str]]  # tags and status
-    write: Callable[[list[RunContent]], None]
-    tag: Callable[[list[tuple[Run, str, str]], list[tuple[Run, str]]], None]  # set, remove
-
-
-def log_experiment(
-    experiment: Experiment, results: Path, uri: str | None = None, *, partial: bool = False
-) -> Logged:
+def log_experiment(experiment: Experiment, results: Path, uri: str | None = None) -> Logged:
     """Log every run of an experiment that has a record, and label it with its row; a second call adds nothing.
 
     ``uri`` None is ``mlflow.db`` in ``results``. Each (hash, seed) is one MLflow run in the MLflow experiment
     of its testbed, shared by all rows and experiments that state it: the tag ``row.<experiment>`` says which.
+    A run that holds its record whole is left alone; one that was streamed, half-written or of an older record
+    is deleted and written anew.
 
     Raises:
-        UserError: the store cannot be used, a record is corrupt, or (unless ``partial``) some are missing;
-            what could be logged then is.
+        UserError: the store cannot be used, a record is corrupt, or some are missing; the others then are logged.
     """
-    labels = _labels(experiment)
     create_store(results, uri, [experiment.testbed.name])
-    written, unchanged, missing = 0, 0, []
-    with lock(results), _opened(experiment, results, uri) as target:
-        wanted: set[Run] = set()
-        for cell in cells([experiment]):
-            block = {(cell.hash, seed) for seed in range(cell.first_seed, cell.last_seed + 1)}
-            wanted |= block
-            record = _recorded(results / cell.folder)
-            if record is None:
-                missing.append(cell.folder)
+    store, blocks = locate(results, uri), cells([experiment])
+    missing = [cell.folder for cell in blocks if not (results / cell.folder / "run.json").exists()]
+    label, written, unchanged = f"row.{experiment.name}", 0, 0
+    with lock(store), opened(store) as client:
+        number = experiment_id(client, experiment.testbed.name)
+        labelled = find_runs(client, number, f"tags.`{label}` LIKE '%'")
+        for cell in blocks:
+            known = {pair: labelled.pop(pair) for pair in _pairs(cell) if pair in labelled}
+            if cell.folder in missing:
                 continue
-            todo = {run for run in block if not _holds(target.found.get(run), record)}
-            if todo:
-                target.write(_contents(cell, results, todo, target.found, experiment.name, labels))
-            written += len(todo)
-            unchanged += len(block - todo)
-            target.tag(*_relabelled(block - todo, target.found, experiment.name, labels))
-        target.tag(*_relabelled(target.found.keys() - wanted, target.found, experiment.name, {}))
-    if missing and not partial:
+            row = ", ".join(row.id for row in experiment.rows if row.hash == cell.hash)
+            added = _log_block(client, number, _read(results, cell), known, label, row)
+            written, unchanged = written + added, unchanged + len(_pairs(cell)) - added
+        for run in (run for runs in labelled.values() for run in runs):  # of a row or seed that is no more
+            client.delete_tag(run.info.run_id, label)
+    if missing:
         raise UserError(
             f"{experiment.path}: {len(missing)} seed blocks have no record in {results} yet, the first is "
-            f"{missing[0]}; the other runs are logged ({written} new, {unchanged} unchanged)."
+            f"{missing[0]}; the other runs are logged ({written} written, {unchanged} unchanged)."
         )
-    return Logged(written, unchanged, tuple(missing))
+    return Logged(written, unchanged)
 
 
-def _labels(experiment: Experiment) -> dict[str, str]:
-    """Return hash -> row id; twins share a run, and their ids are joined."""
-    labels: dict[str, list[str]] = {}
-    for row in experiment.rows:
-        labels.setdefault(row.hash, []).append(row.id)
-    return {digest: ", ".join(ids) for digest, ids in labels.items()}
+def log_batches(
+    client: MlflowClient,
+    identity: str,
+    points: Sequence[Point] = (),
+    parameters: Mapping[str, str] = MappingProxyType({}),
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Log metric points and parameters in as few calls as MLflow allows; the tags come last."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    metrics = [Metric(*point) for point in points]
+    values = [Param(key, text) for key, text in parameters.items()]
+    last = [RunTag(key, text) for key, text in tags.items()]
+    while metrics or values or last:
+        now, metrics = metrics[:METRICS_AT_ONCE], metrics[METRICS_AT_ONCE:]
+        some, values = values[:PARAMETERS_AT_ONCE], values[PARAMETERS_AT_ONCE:]
+        ended = not metrics and not values
+        client.log_batch(identity, metrics=now, params=some, tags=last if ended else [])
+        last = [] if ended else last
 
 
-def _recorded(folder: Path) -> str | None:
-    """Return the fingerprint of the record in a folder without reading its data; None where there is none."""
-    if not (folder / "run.json").exists():
-        return None
-    try:
-        run = json.loads((folder / "run.json").read_text())
-        timing = json.loads((folder / "timing.json").read_text())
-        return fingerprint(run, timing)
-    except (ValueError, KeyError, TypeError, OSError):
-        read_record(folder)  # says which file is at fault
-        raise
+@dataclass(frozen=True)
+class _Block:
+    cell: Cell
+    record: Record
+    samples: Sequence[Mapping[str, Any]]
 
 
-def _holds(found: tuple[Tags, str] | None, record: str) -> bool:
-    return found is not None and found[1] in ENDED and found[0].get(mlflow_server.RECORD) == record
-
-
-def _contents(
-    cell: Cell,
-    results: Path,
-    todo: set[Run],
-    found: Mapping[Run, tuple[Tags, str]],
-    experiment: str,
-    labels: Mapping[str, str],
-) -> list[RunContent]:
+def _read(results: Path, cell: Cell) -> _Block:
     folder = results / cell.folder
     record = read_record(folder)
     if record.run["hash"] != cell.hash:
         raise UserError(
             f"{folder / 'run.json'}: holds another spec than its folder's name says; delete the folder."
         )
-    files = {name: (folder / name).read_bytes() for name in ARTIFACTS if (folder / name).exists()}
-    result = []
-    for run in contents(record, cell.folder, files, [seed for _, seed in todo]):
-        earlier = found[run.hash, run.seed][0] if (run.hash, run.seed) in found else {}
-        rows = {key: value for key, value in earlier.items() if key.startswith("row.")}
-        rows[f"row.{experiment}"] = labels[run.hash]
-        result.append(replace(run, tags={**run.tags, **rows, RUN_NAME: _name(rows, run.hash, run.seed)}))
-    return result
+    return _Block(cell, record, read_samples(folder))
 
 
-def _name(rows: Tags, digest: str, seed: int) -> str:
-    """The name MLflow shows: the first row that states the run, by experiment name, and the seed."""
-    first = rows[min(rows)].partition(", ")[0] if rows else digest[:8]
-    return f"{first} seed {seed}"
+def _pairs(cell: Cell) -> list[Run]:
+    return [(cell.hash, seed) for seed in range(cell.first_seed, cell.last_seed + 1)]
 
 
-def _relabelled(
-    runs: set[Run], found: Mapping[Run, tuple[Tags, str]], experiment: str, labels: Mapping[str, str]
-) -> tuple[list[tuple[Run, str, str]], list[tuple[Run, str]]]:
-    """Return the tags to set and to remove so that these runs carry the experiment's present row ids."""
-    changed: list[tuple[Run, str, str]] = []
-    removed: list[tuple[Run, str]] = []
-    key = f"row.{experiment}"
-    for run in sorted(runs):
-        tags = found[run][0]
-        if tags.get(key) == labels.get(run[0]):
-            continue
-        rows = {name: value for name, value in tags.items() if name.startswith("row.") and name != key}
-        if run[0] in labels:
-            rows[key] = labels[run[0]]
-            changed.append((run, key, rows[key]))
-        else:
-            removed.append((run, key))
-        changed.append((run, RUN_NAME, _name(rows, *run)))
-    return changed, removed
+def _log_block(
+    client: MlflowClient,
+    experiment: str,
+    block: _Block,
+    known: Mapping[Run, Sequence[MlflowRun]],
+    label: str,
+    row: str,
+) -> int:
+    """Log the runs of one record that MLflow does not hold, label the others; return how many were written.
+
+    ``known`` are the block's runs with that label: where they are not enough, others are looked for.
+    """
+    mark, written = fingerprint(block.record.run, block.record.timing), 0
+    if any(mark not in map(complete, known.get(pair, ())) for pair in _pairs(block.cell)):
+        known = find_runs(client, experiment, f"tags.hash = '{block.cell.hash}'")
+    for seed, lines in record_lines(block.record).items():
+        held = known.get((block.cell.hash, seed), ())
+        whole = next((run for run in held if complete(run) == mark), None)
+        rows = {key: text for run in held for key, text in run.data.tags.items() if key.startswith("row.")}
+        for run in held:
+            if run is not whole:
+                discard(client, run)
+        if whole is None:
+            _write(client, experiment, block, seed, lines, {**rows, label: row}, {"record": mark})
+            written += 1
+        elif whole.data.tags.get(label) != row:
+            client.set_tag(whole.info.run_id, label, row)
+            client.update_run(whole.info.run_id, name=_name(row, seed))
+    return written
 
 
-@contextmanager
-def _opened(experiment: Experiment, results: Path, uri: str | None) -> Iterator[_Target]:
-    store, name = locate(results, uri), experiment.testbed.name
-    if store.database is not None:
-        with connection(store.database) as opened:
-            number = experiment_ids(opened)[name]
-            if mlflow_sqlite.understood(opened, number):
-                yield _sqlite_target(opened, number)
-                return
-    with reachable(store.uri):
-        yield _server_target(store.uri, experiment)
+def _write(
+    client: MlflowClient,
+    experiment: str,
+    block: _Block,
+    seed: int,
+    lines: Lines,
+    rows: Mapping[str, str],
+    mark: Mapping[str, str],
+) -> None:
+    """Write one run; only at the very end does it look complete."""
+    cell, record = block.cell, block.record
+    session = (record.provenance.get("interrupted") or [record.provenance])[0]
+    start = int(datetime.fromisoformat(session["started"]).timestamp() * 1000)
+    stamps = timestamps(start, lines["seconds"] * len(record.run["seeds"]))
+    tags = identity_tags(cell.spec_json, cell.hash, cell.testbed, cell.folder)
+    tags |= record_tags(record, seed) | dict(rows)
+    name = _name([*rows.values()][-1], seed)
+    identity = client.create_run(experiment, start_time=start, tags=tags, run_name=name).info.run_id
+    samples = [dict(sample) for sample in block.samples if sample["seed"] == seed]
+    client.log_text(identity, json_bytes(record.run).decode(), "run.json")
+    client.log_text(identity, json_lines(samples).decode(), "samples.jsonl")
+    log_batches(client, identity, encode(lines, stamps), parameters(from_canonical(cell.spec_json)), mark)
+    client.set_terminated(identity, "FAILED" if "diverged" in tags else "FINISHED", int(stamps[-1]))
 
 
-def _sqlite_target(opened: Any, experiment: int) -> _Target:
-    found = mlflow_sqlite.existing(opened, experiment)
-    identities = {run: held[0].identity for run, held in found.items()}
-    return _Target(
-        {run: (held[0].tags, held[0].status) for run, held in found.items()},
-        lambda runs: mlflow_sqlite.write(opened, experiment, runs, found),
-        lambda changed, removed: mlflow_sqlite.set_tags(
-            opened,
-            [(identities[run], key, value) for run, key, value in changed],
-            [(identities[run], key) for run, key in removed],
-        ),
-    )
-
-
-def _server_target(uri: str, experiment: Experiment) -> _Target:
-    remote = client(uri)
-    known = remote.get_experiment_by_name(experiment.testbed.name)
-    assert known is not None  # create_store has made it
-    number = known.experiment_id
-    filters = {f"tags.hash = '{row.hash}'" for row in experiment.rows}
-    runs = server_runs(remote, number, [*sorted(filters), f"tags.`row.{experiment.name}` LIKE '%'"])
-
-    def write(wanted: list[RunContent]) -> None:
-        for run in wanted:
-            same = runs.get((run.hash, run.seed), [])
-            for other in same[1:]:
-                remote.delete_run(other.info.run_id)
-            started = same[0] if same else None
-            mlflow_server.write(remote, uri, number, run, started)
-
-    def tag(changed: list[tuple[Run, str, str]], removed: list[tuple[Run, str]]) -> None:
-        for run, key, value in changed:
-            remote.set_tag(runs[run][0].info.run_id, key, value)
-        for run, key in removed:
-            remote.delete_tag(runs[run][0].info.run_id, key)
-
-    return _Target({run: (some[0].data.tags, some[0].info.status) for run, some in runs.items()}, write, tag)
+def _name(row: str, seed: int) -> str:
+    return f"{row.partition(', ')[0]} seed {seed}"

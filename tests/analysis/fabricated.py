@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from grpo_ablate.runs.mlflow_content import INTEGERS
+from grpo_ablate.runs.mlflow_lines import INTEGERS
 from grpo_ablate.runs.record import publish
 from grpo_ablate.spec.cells import Cell
 
@@ -43,7 +43,7 @@ def columns(seeds: list[int], salt: int) -> dict[str, Any]:
 
 
 def _table(made: dict[str, Any]) -> pa.Table:
-    types = {name: np.int64 if name in INTEGERS else np.float64 for name in made}
+    types = {name: np.int64 if name in ("seed", *INTEGERS) else np.float64 for name in made}
     return pa.table({name: np.array(values, dtype=types[name]) for name, values in made.items()})
 
 
@@ -81,3 +81,10 @@ def write_record(
     apart = {"timing": timing, "provenance": {**made_by, **started, "interrupted": []}}
     publish(folder, results / "aside", _table(table), samples, parameters, run, apart)
     return folder
+
+
+def client(results: Path, uri: str | None = None) -> Any:
+    """MLflow's own client of a store, to look at what is in it."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(uri or f"sqlite:///{results / 'mlflow.db'}")

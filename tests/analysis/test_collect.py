@@ -17,13 +17,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fabricated import columns, write_record
+from fabricated import client, columns, write_record
 
 from grpo_ablate.analysis.collect import KEYS, collect, tidy
 from grpo_ablate.errors import UserError
-from grpo_ablate.runs import mlflow_reader, mlflow_sqlite
-from grpo_ablate.runs.mlflow_store import client, create_store, locate
-from grpo_ablate.runs.mlflow_writer import log_experiment
+from grpo_ablate.runs.mlflow_store import create_store
+from grpo_ablate.runs.mlflow_writer import Logged, log_experiment
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.resolve import load_experiment
 
@@ -118,7 +117,7 @@ def test_a_store_without_the_experiment_is_a_sentence(recorded, results):
 
 def test_a_run_that_is_still_written_is_not_read(recorded, results):
     log_experiment(recorded, results)
-    remote = client(locate(results).uri)
+    remote = client(results)
     run = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id], "tags.seed = '2'")[0]
     remote.update_run(run.info.run_id, status="RUNNING")
     with pytest.raises(UserError, match="1 of 6 runs are missing in MLflow"):
@@ -146,16 +145,13 @@ def test_seeds_may_differ_in_their_number_of_lines(experiment, results):
     assert found.to_pandas().equals(tidy(experiment, results, "mlflow").to_pandas())
 
 
-def test_the_clients_own_histories_give_the_same_table(recorded, results, monkeypatch):
-    monkeypatch.setattr(mlflow_sqlite, "understood", lambda *_: False)
+def test_a_run_that_holds_no_whole_record_is_not_read(recorded, results):
     log_experiment(recorded, results)
-    expected = tidy(recorded, results).to_pandas()
-    assert tidy(recorded, results, "mlflow").to_pandas().equals(expected)
-    uri = locate(results).uri
-    remote = client(uri)
-    runs = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])
-    for history in mlflow_reader.server_histories(remote, uri, runs).values():
-        assert len(mlflow_reader.decode(history)) == 5
+    remote = client(results)
+    run = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id], "tags.seed = '2'")[0]
+    remote.delete_tag(run.info.run_id, "record")  # as a streamed run that has ended
+    with pytest.raises(UserError, match="1 of 6 runs are missing in MLflow"):
+        collect(recorded, results, "mlflow")
 
 
 @pytest.fixture
@@ -191,20 +187,17 @@ def server(tmp_path: Path, made_store: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_tables_from_a_server_over_http_are_those_from_the_records(recorded, results, server, monkeypatch):
+def test_tables_from_a_server_over_http_are_those_from_the_records(recorded, results, server):
     from_records = all_bytes(collect(recorded, results))
-    assert log_experiment(recorded, results, server).written == 6
-    assert log_experiment(recorded, results, server).unchanged == 6
+    assert log_experiment(recorded, results, server) == Logged(6, 0)
+    assert log_experiment(recorded, results, server) == Logged(0, 6)
     assert all_bytes(collect(recorded, results, server)) == from_records
-    monkeypatch.setattr(mlflow_reader, "_bulk", lambda *_: None)  # a server without the bulk endpoint
-    assert all_bytes(collect(recorded, results, server)) == from_records
-    remote = client(server)
-    run = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])[0]
-    assert {file.path for file in remote.list_artifacts(run.info.run_id)} >= {"run.json", "provenance.json"}
-    renamed = load_experiment(recorded.path)
+    remote = client(results, server)
+    number = remote.get_experiment_by_name("tiny").experiment_id
+    run = remote.search_runs([number])[0]
+    assert {file.path for file in remote.list_artifacts(run.info.run_id)} == {"run.json", "samples.jsonl"}
     recorded.path.write_text(recorded.path.read_text().replace("mean-only: {advantage: {scale: none}}", ""))
-    renamed = load_experiment(recorded.path)
-    log_experiment(renamed, results, server)
+    log_experiment(load_experiment(recorded.path), results, server)
     create_store(results, server, ["tiny", "another"])
-    runs = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])
+    runs = remote.search_runs([number])
     assert sorted(run.data.tags.get("row.small", "-") for run in runs) == ["-"] * 3 + ["base, twin"] * 3

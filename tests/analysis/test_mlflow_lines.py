@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_ablate.runs.mlflow_lines import LARGEST, Lines, Points, decode, encode, timestamps
+from grpo_ablate.runs.mlflow_lines import LARGEST, Lines, Point, decode, encode, lines_by_seed, timestamps
 
 VALUES = st.sampled_from([0.0, 1.0, -1.5, 1e-9, float("nan"), float("inf"), float("-inf")])
 
 
 def _lines(metrics: dict[str, list[float]], updates: list[int]) -> Lines:
-    count = len(updates)
-    numbers = np.arange(count)
+    count = np.arange(len(updates))
+    lines = {"round": count * 10, "updates": np.array(updates), "rollouts": count * 32, "tokens": count * 64}
     columns = {name: np.array(values, dtype=np.float64) for name, values in metrics.items()}
-    return Lines(numbers * 10, np.array(updates), numbers * 32, numbers * 64, numbers * 0.25, columns)
-
-
-def _assert_equal(left: Lines, right: Lines) -> None:
-    for name in ("round", "updates", "rollouts", "tokens", "seconds"):
-        assert np.array_equal(getattr(left, name), getattr(right, name)), name
-    for name in left.metrics.keys() | right.metrics.keys():
-        absent = np.full(len(left), np.nan)
-        got, expected = right.metrics.get(name, absent), left.metrics.get(name, absent)
-        assert np.array_equal(got, expected, equal_nan=True), name
+    return {**lines, "seconds": count * 0.25, **columns}
 
 
 @settings(deadline=None)
@@ -32,48 +25,48 @@ def _assert_equal(left: Lines, right: Lines) -> None:
 def test_every_line_comes_back_whatever_the_order_of_the_points(rows, random):
     updates = np.cumsum([step for *_, step in rows]).tolist()
     lines = _lines({"eval/a": [row[0] for row in rows], "train/b": [row[1] for row in rows]}, updates)
-    points = encode(lines, timestamps(10**12, lines.seconds))
-    order = list(range(len(points)))
-    random.shuffle(order)
-    shuffled = Points(
-        tuple(points.key[i] for i in order), points.value[order], points.timestamp[order], points.step[order]
-    )
-    _assert_equal(lines, decode(shuffled))
+    points = encode(lines, timestamps(10**12, lines["seconds"]))
+    random.shuffle(points)
+    found = decode(points)
+    assert found.keys() <= lines.keys()
+    for name, column in lines.items():
+        got = found.get(name, np.full(len(column), np.nan))  # a metric that never applied has no points
+        assert np.array_equal(got, column, equal_nan=name != "round"), name
+    assert all(found[name].dtype == np.int64 for name in ("round", "updates", "rollouts", "tokens"))
 
 
 def test_a_constant_train_metric_is_two_points_and_an_eval_metric_one_per_line():
     lines = _lines({"train/flat": [float("nan"), *[3.0] * 40], "eval/flat": [3.0] * 41}, list(range(41)))
-    keys = list(encode(lines, timestamps(0, lines.seconds)).key)
-    assert keys.count("train/flat") == 2
-    assert keys.count("eval/flat") == 41
+    keys = Counter(point.key for point in encode(lines, timestamps(0, lines["seconds"])))
+    assert (keys["train/flat"], keys["eval/flat"]) == (2, 41)
 
 
 def test_points_are_finite_or_nan_since_sql_has_no_infinity():
     lines = _lines({"eval/a": [float("inf"), float("-inf")]}, [0, 1])
-    points = encode(lines, timestamps(0, lines.seconds))
-    assert sorted(points.value[[key == "eval/a" for key in points.key]]) == [-LARGEST, LARGEST]
+    points = encode(lines, timestamps(0, lines["seconds"]))
+    assert [point.value for point in points if point.key == "eval/a"] == [LARGEST, -LARGEST]
 
 
-def test_a_round_logged_twice_counts_once_with_its_later_timestamp():
-    lines = _lines({"eval/a": [0.0, 1.0, 2.0]}, [0, 1, 2])
-    first = encode(lines, np.array([100, 200, 300]))
-    again = encode(_lines({"eval/a": [0.0, 1.0, 5.0]}, [0, 1, 2]).part(2, 3), np.array([400]))
-    both = Points(
-        first.key + again.key,
-        *(np.concatenate([getattr(first, n), getattr(again, n)]) for n in ("value", "timestamp", "step")),
-    )
-    assert decode(both).metrics["eval/a"].tolist() == [0.0, 1.0, 5.0]
+def test_a_gap_in_a_train_metric_stays_a_gap():
+    nan = float("nan")
+    column = [nan, 1.0, nan, nan, nan, 2.0]
+    points = encode(_lines({"train/a": column}, list(range(6))), np.arange(6))
+    logged = [point.timestamp for point in points if point.key == "train/a"]
+    assert logged == [1, 2, 4, 5]
+    assert np.array_equal(decode(points)["train/a"], column, equal_nan=True)
 
 
-def test_a_gap_between_unequal_values_stays_a_gap():
-    def point(key: str, value: float, step: int) -> tuple[str, float, int, int]:
-        return key, value, step, step
+def test_two_lines_at_one_step_are_told_apart_by_their_timestamps():
+    lines = _lines({"eval/a": [1.0, 2.0, 3.0]}, [0, 1, 1])
+    points = encode(lines, timestamps(0, [0.0, 0.0, 0.0]))
+    assert Point("eval/a", 2.0, 1, 1) in points and Point("eval/a", 3.0, 2, 1) in points
+    assert decode(points)["eval/a"].tolist() == [1.0, 2.0, 3.0]
 
-    rows = [point("round", step, step) for step in range(5)]
-    rows += [point("train/a", 1.0, 0), point("train/a", 2.0, 2), point("train/a", 2.0, 4)]
-    keys, values, times, steps = zip(*rows, strict=True)
-    found = decode(Points(keys, np.array(values, dtype=float), np.array(times), np.array(steps)))
-    assert np.array_equal(found.metrics["train/a"], [1.0, np.nan, 2.0, 2.0, 2.0], equal_nan=True)
+
+def test_lines_of_a_seed_are_sorted_by_round():
+    columns = {"seed": np.array([7, 4, 7]), "round": np.array([2, 0, 1]), "eval/a": np.array([0.1, 0.2, 0.3])}
+    found = lines_by_seed(columns)
+    assert {seed: lines["eval/a"].tolist() for seed, lines in found.items()} == {4: [0.2], 7: [0.3, 0.1]}
 
 
 def test_timestamps_of_lines_strictly_increase():

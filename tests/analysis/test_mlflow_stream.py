@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import fcntl
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fabricated import client
 
 from grpo_ablate.algorithm.history import History, Line
 from grpo_ablate.analysis.collect import tidy
 from grpo_ablate.runs import mlflow_stream
-from grpo_ablate.runs.mlflow_content import joined_spec
-from grpo_ablate.runs.mlflow_store import client, create_store, locate
+from grpo_ablate.runs.mlflow_store import Store
 from grpo_ablate.runs.mlflow_stream import Stream, end_abandoned
-from grpo_ablate.runs.mlflow_writer import log_experiment
+from grpo_ablate.runs.mlflow_writer import Logged, log_experiment
 from grpo_ablate.runs.train import train
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.identity import canonical_json
@@ -42,7 +43,7 @@ def arguments(experiment, results):
 
 
 def logged(results):
-    remote = client(locate(results).uri)
+    remote = client(results)
     runs = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])
     by_seed = {int(run.data.tags["seed"]): run for run in runs}
     assert len(by_seed) == len(runs)
@@ -62,38 +63,45 @@ def test_lines_appear_while_training_and_the_run_ends_with_it(arguments, results
     history = remote.get_metric_history(runs[4].info.run_id, "eval/reward")
     assert sorted((point.step, point.value) for point in history) == [(n, 0.5 + n) for n in range(4)]
     assert all(np.isnan(p.value) for p in remote.get_metric_history(runs[7].info.run_id, "eval/reward"))
-    assert joined_spec(runs[4].data.tags) == canonical_json(arguments["spec"])
+    assert runs[4].data.tags["spec.0"] == canonical_json(arguments["spec"])
+    assert runs[4].data.tags["folder"] == "runs/tiny/0123abcd/seeds-4-7"
     assert runs[4].data.params["task.name"] == "selection"
 
 
-def test_a_resumed_run_is_found_again_and_has_no_step_twice(arguments, results):
+def test_a_resumed_run_is_one_run_with_every_line_once(arguments, results):
     with pytest.raises(KeyboardInterrupt), Stream(**arguments) as stream:
         loop = fake_loop(3)
         stream(loop, loop.history.lines[-1])
         raise KeyboardInterrupt
-    _, runs = logged(results)
-    assert {run.info.status for run in runs.values()} == {"KILLED"}
+    assert {run.info.status for run in logged(results)[1].values()} == {"KILLED"}
     with Stream(**arguments) as stream:
         loop = fake_loop(5)  # continues from a checkpoint of round 2
         stream(loop, loop.history.lines[-1])
-    remote, again = logged(results)
-    assert {s: r.info.run_id for s, r in again.items()} == {s: r.info.run_id for s, r in runs.items()}
+    remote, runs = logged(results)
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
     for name in ("round", "train/loss"):
-        steps = [point.step for point in remote.get_metric_history(again[7].info.run_id, name)]
-        assert sorted(steps) == [0, 1, 2, 3, 4]
+        history = remote.get_metric_history(runs[7].info.run_id, name)
+        assert [point.step for point in history] == ([0, 1, 2, 3, 4] if name == "round" else [1, 4])
+
+
+def test_many_waiting_lines_are_logged_in_batches(arguments, results):
+    with Stream(**arguments) as stream:
+        loop = fake_loop(400)  # 5 points a line, where a call takes 1,000
+        stream(loop, loop.history.lines[-1])
+    remote, runs = logged(results)
+    assert len(remote.get_metric_history(runs[4].info.run_id, "eval/reward")) == 400
 
 
 def test_a_lost_server_delays_lines_and_stops_nothing(arguments, results, monkeypatch, capfd):
-    real = mlflow_stream.client
     monkeypatch.setattr(mlflow_stream, "create_store", lambda *_: None)
-    monkeypatch.setattr(mlflow_stream, "client", lambda _: real("http://127.0.0.1:9"))
     stream = Stream(**arguments, patience=3600)
+    known, stream._store = stream._store, Store("http://127.0.0.1:9", Path(), None)
     for rounds in (1, 2, 3):
         loop = fake_loop(rounds)
         stream(loop, loop.history.lines[-1])
     assert capfd.readouterr().err.count("streaming to MLflow waits") == 1  # patience: asked once
     monkeypatch.undo()
-    stream._remote = None
+    stream._store = known
     stream.__exit__(None)
     remote, runs = logged(results)
     assert len(remote.get_metric_history(runs[4].info.run_id, "round")) == 3
@@ -121,11 +129,7 @@ def test_a_killed_trainers_runs_are_ended_and_a_living_ones_are_not(arguments, r
     assert end_abandoned(results, ["tiny"]) == 0
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_streamed_run_is_completed_from_its_record(experiment, results, monkeypatch, direct):
-    if not direct:
-        monkeypatch.setattr("grpo_ablate.runs.mlflow_sqlite.understood", lambda *_: False)
-    create_store(results, None, ["tiny"])
+def test_a_streamed_run_is_replaced_from_its_record(experiment, results):
     row = replace(experiment, rows=experiment.rows[:1]).rows[0]
     for cell in cells([experiment]):
         folder = results / cell.folder
@@ -137,14 +141,11 @@ def test_a_streamed_run_is_completed_from_its_record(experiment, results, monkey
                 train(spec, seeds, folder, scratch, testbed="tiny", on_evaluation=stream)
         else:
             train(spec, seeds, folder, scratch, testbed="tiny")
-    before = {seed: run.info.run_id for seed, run in logged(results)[1].items()}
-    assert sorted(before) == [0, 1, 2]
-    assert log_experiment(experiment, results).written == 6
-    remote = client(locate(results).uri)
+    assert sorted(logged(results)[1]) == [0, 1, 2]
+    assert log_experiment(experiment, results) == Logged(written=6, unchanged=0)
+    remote = client(results)
     runs = remote.search_runs([remote.get_experiment_by_name("tiny").experiment_id])
     assert len(runs) == 6 and {run.info.status for run in runs} == {"FINISHED"}
-    streamed = {run.info.run_id for run in runs if run.data.tags["hash"] == row.hash}
-    assert streamed == set(before.values())  # the same runs, not copies
     found = tidy(experiment, results, "mlflow").to_pandas()
     assert found.equals(tidy(experiment, results).to_pandas())
     assert found["seconds"].notna().all()

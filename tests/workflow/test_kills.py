@@ -134,4 +134,5 @@ def test_a_finished_run_deleted_is_published_again_bit_by_bit(uninterrupted: Pro
 
 def mlflow_states(project: Project) -> dict[str, int]:
     with sqlite3.connect(project.path / "results/mlflow.db") as store:
-        return dict(store.execute("SELECT status, count(*) FROM runs GROUP BY status").fetchall())
+        active = "SELECT status, count(*) FROM runs WHERE lifecycle_stage = 'active' GROUP BY status"
+        return dict(store.execute(active).fetchall())
