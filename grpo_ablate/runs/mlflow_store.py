@@ -108,7 +108,8 @@ def opened(store: Store) -> Iterator[MlflowClient]:
 
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):  # importing MLflow sets its own
         logging.getLogger(name).setLevel(logging.ERROR)
-    event.listen(Engine, "connect", _without_waiting_for_the_disk)
+    if not event.contains(Engine, "connect", _without_waiting_for_the_disk):
+        event.listen(Engine, "connect", _without_waiting_for_the_disk)
     try:
         yield MlflowClient(tracking_uri=store.uri, registry_uri=store.uri)
     except (MlflowException, requests.RequestException, SQLAlchemyError, ConnectionError, ImportError) as error:
