@@ -11,11 +11,19 @@ from types import ModuleType
 
 from grpo_ablate.exact.propositions import (
     binary_factor,
+    clip,
     counterexample,
+    dynamics,
     group_mean,
     kl,
+    kl_optimum,
+    length,
     mixed_groups,
+    pairs,
     population_limit,
+    process,
+    rollout_budget,
+    variance,
 )
 from grpo_ablate.exact.propositions.findings import Finding
 
@@ -25,7 +33,15 @@ PROPOSITIONS: dict[str, ModuleType] = {
     "binary-factor": binary_factor,
     "mixed-groups": mixed_groups,
     "population-limit": population_limit,
+    "length": length,
     "kl": kl,
+    "variance": variance,
+    "rollout-budget": rollout_budget,
+    "kl-optimum": kl_optimum,
+    "process": process,
+    "clip": clip,
+    "dynamics": dynamics,
+    "pairs": pairs,
 }
 
 

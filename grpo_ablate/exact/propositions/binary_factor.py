@@ -13,9 +13,9 @@ from grpo_ablate.exact.update import expected_update
 
 TITLE = "Binary rewards: the factor c_G(p)"
 STATEMENT = (
-    "One prompt, rewards 0 and 1, equal lengths, on policy: the expected update of group-std is c_G(p) grad p with "
-    "c_G(p) = E sqrt(phat (1 - phat)) / (p (1 - p)); c_2 = 1, and as G grows c_G tends to 1 / sqrt(p (1 - p)), the "
-    "gradient of 2 arcsin sqrt(p)."
+    "One prompt, rewards 0 and 1, equal lengths, on policy: the expected update of group-std is c_G(p) grad p "
+    "with c_G(p) = E sqrt(phat (1 - phat)) / (p (1 - p)); c_2 = 1, and as G grows c_G tends to 1 / sqrt(p (1 "
+    "- p)), the gradient of 2 arcsin sqrt(p)."
 )
 SIZES = (2, 4, 8, 16, 32, 64)
 GRID = [i / 100 for i in range(1, 100)]

@@ -12,8 +12,8 @@ from grpo_ablate.exact.update import expected_update
 TITLE = "The counterexample of rewards 0, 1, 10"
 STATEMENT = (
     "Three responses of equal probability with rewards 0, 1, 10: under group-std the expected update is no "
-    "multiple of the reward gradient (-11, -8, 19)/9, and for G = 2 it is (-2, 0, 2)/9; on policy, no clipping, "
-    "equal lengths."
+    "multiple of the reward gradient (-11, -8, 19)/9, and for G = 2 it is (-2, 0, 2)/9; on policy, no "
+    "clipping, equal lengths."
 )
 COSINES = {2: 0.9078, 3: 0.9544, 4: 0.9789, 8: 0.9991}
 NINTHS = {3: (-2.4292, -0.3953, 2.8245), 4: (-2.4860, -0.7644, 3.2503)}

@@ -16,9 +16,9 @@ from grpo_ablate.exact.update import expected_update
 
 TITLE = "Group mean and leave-one-out"
 STATEMENT = (
-    "On policy, with full response scores and no scaling, the expected update under the group mean is (1 - 1/G) "
-    "times the reward gradient, and under leave-one-out the gradient itself; beside an exact KL term, the fixed "
-    "point of mean-only is pi_ref exp(r (1 - 1/G) / beta), normalised."
+    "On policy, with full response scores and no scaling, the expected update under the group mean is (1 - "
+    "1/G) times the reward gradient, and under leave-one-out the gradient itself; beside an exact KL term, "
+    "the fixed point of mean-only is pi_ref exp(r (1 - 1/G) / beta), normalised."
 )
 SIZES = range(2, 9)
 RANDOM = 5

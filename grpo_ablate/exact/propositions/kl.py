@@ -18,10 +18,10 @@ from grpo_ablate.spec.schema import Switches
 
 TITLE = "KL estimators: values and gradients"
 STATEMENT = (
-    "At one prefix, k1 and k3 have the value KL(pi, ref) on policy and k2 has not; differentiated as written k1 gives "
-    "0, k2 grad KL(pi, ref), k3 grad KL(ref, pi). Right for KL(pi, ref): u k1 and u k3 differentiated, on and off "
-    "policy; score-function k1 and pathwise k2 on policy; exact. Equal rewards, so that only the penalty moves. Over "
-    "several tokens none of them moves the law of the prefixes."
+    "At one prefix, k1 and k3 have the value KL(pi, ref) on policy and k2 has not; differentiated as written "
+    "k1 gives 0, k2 grad KL(pi, ref), k3 grad KL(ref, pi). Right for KL(pi, ref): u k1 and u k3 "
+    "differentiated, on and off policy; score-function k1 and pathwise k2 on policy; exact. Equal rewards, so "
+    "that only the penalty moves. Over several tokens none of them moves the law of the prefixes."
 )
 TWO = {
     ("exact", "pathwise"): -0.5493, ("k1", "pathwise"): 0.0, ("k2", "pathwise"): -0.5493, ("k3", "pathwise"): -0.4,
@@ -29,8 +29,12 @@ TWO = {
     ("k1", "score-function"): -0.5493, ("k2", "score-function"): -0.2806, ("k3", "score-function"): -0.1493,
 }  # fmt: skip
 RIGHT = (
-    ("exact", "pathwise"), ("k1", "ratio"), ("k3", "ratio"), ("k1", "score-function"), ("k2", "pathwise"),
-)  # fmt: skip
+    ("exact", "pathwise"),
+    ("k1", "ratio"),
+    ("k3", "ratio"),
+    ("k1", "score-function"),
+    ("k2", "pathwise"),
+)
 RIGHT_OFF_POLICY = (("exact", "pathwise"), ("k1", "ratio"), ("k3", "ratio"))
 WRONG_OFF_POLICY = (("k1", "score-function"), ("k2", "pathwise"), ("k3", "pathwise"))
 
@@ -116,19 +120,20 @@ def _off_policy() -> Iterator[Finding]:
         quantity = f"{', '.join(kind)}: smallest |gradient - grad KL| / |grad KL|"
         yield exceeds(case, quantity, min(errors), 0.0, "the responses are the old policy's", by=1e-3)
     # The estimate of the value, too, needs the ratio.
-    pairs = [(estimator_means(p, m)["k3"], reference_kl(p.at(m))) for p, m in zip(policies, moved, strict=True)]
-    yield differs(case, "largest |E_old k3 - KL(pi, ref)|", largest_gap(pairs), 0.0, "no ratio", by=1e-3)
-    pairs = [
-        (estimator_means(p, m, weighted=True)["k3"], reference_kl(p.at(m)))
-        for p, m in zip(policies, moved, strict=True)
-    ]
-    yield equals(case, "largest |E_old[u k3] - KL(pi, ref)|", largest_gap(pairs), 0.0, "E_old[u k3] = E_now[k3]")
+    both = list(zip(policies, moved, strict=True))
+    gap = largest_gap((estimator_means(p, m)["k3"], reference_kl(p.at(m))) for p, m in both)
+    yield differs(case, "largest |E_old k3 - KL(pi, ref)|", gap, 0.0, "no ratio", by=1e-3)
+    gap = largest_gap((estimator_means(p, m, weighted=True)["k3"], reference_kl(p.at(m))) for p, m in both)
+    yield equals(case, "largest |E_old[u k3] - KL(pi, ref)|", gap, 0.0, "E_old[u k3] = E_now[k3]")
     distances = _distances()
     yield exceeds(
         "three responses, reference (.6, .3, .1), on policy along (-1, .2, .8)",
         "k3, pathwise: norm error at distance 3 over that at distance 1/2",
-        distances[1] / distances[0], 1.0, "grad KL(ref, pi) parts from grad KL(pi, ref)", by=0.5,
-    )  # fmt: skip
+        distances[1] / distances[0],
+        1.0,
+        "grad KL(ref, pi) parts from grad KL(pi, ref)",
+        by=0.5,
+    )
 
 
 def _distances() -> list[float]:
@@ -146,8 +151,19 @@ def _tokens() -> Iterator[Finding]:
     policy = indifferent(tree(reference={"": [0.0, 0.5, 0.0], "yes": [0.0, 1.0, 0.0]}))
     exact, sequence = slope(policy, ("exact", "pathwise")), kl_gradient(policy)
     case = "token tree, on policy, penalty summed over tokens"
-    yield differs(case, "exact KL at each prefix beside grad KL of whole responses", exact, sequence,
-                  "prefixes keep the old policy's law", by=1e-3)  # fmt: skip
+    yield differs(
+        case,
+        "exact KL at each prefix beside grad KL of whole responses",
+        exact,
+        sequence,
+        "prefixes keep the old policy's law",
+        by=1e-3,
+    )
     gap = largest_gap([(slope(policy, ("k2", "pathwise")), exact)])
-    yield equals(case, "k2, pathwise: largest |gradient - that of the exact KL at each prefix|", gap, 0.0,
-                 "the identity holds prefix by prefix")  # fmt: skip
+    yield equals(
+        case,
+        "k2, pathwise: largest |gradient - that of the exact KL at each prefix|",
+        gap,
+        0.0,
+        "the identity holds prefix by prefix",
+    )

@@ -17,9 +17,10 @@ from grpo_ablate.exact.update import expected_update
 
 TITLE = "Mixed groups and dynamic sampling"
 STATEMENT = (
-    "A group of binary rewards is mixed with chance a_G(p) = 1 - p^G - (1 - p)^G. Keeping mixed groups only turns the "
-    "law of prompts into rho a / E a. Under the group mean and no KL a constant group moves nothing, so the expected "
-    "update of an accepted group is 1 / E a times that of any group, and per response generated the two are equal."
+    "A group of binary rewards is mixed with chance a_G(p) = 1 - p^G - (1 - p)^G. Keeping mixed groups only "
+    "turns the law of prompts into rho a / E a. Under the group mean and no KL a constant group moves "
+    "nothing, so the expected update of an accepted group is 1 / E a times that of any group, and per "
+    "response generated the two are equal."
 )
 DROP = {"sampling": {"dynamic": "drop"}}
 SHARES, SUCCESSES = (0.5, 0.3, 0.2), (0.5, 0.05, 0.9)
@@ -70,8 +71,13 @@ def _chance() -> Iterator[Finding]:
         )
     three = categorical(*({"probability": p, "reward": r} for p, r in ((0.2, 0), (0.5, 0.5), (0.3, 1))))
     found = expected_update(three, row(4)).p_mixed
-    yield equals("rewards 0, 1/2, 1 with p = .2, .5, .3, G = 4", "chance of a mixed group", found,
-                 1 - 0.2**4 - 0.5**4 - 0.3**4, "1 - sum of P(reward)^G; the binary formula is for two values")  # fmt: skip
+    yield equals(
+        "rewards 0, 1/2, 1 with p = .2, .5, .3, G = 4",
+        "chance of a mixed group",
+        found,
+        1 - 0.2**4 - 0.5**4 - 0.3**4,
+        "1 - sum of P(reward)^G; the binary formula is for two values",
+    )
 
 
 def _exceptions(policy: ExactPolicy, size: int) -> Iterator[Finding]:
@@ -79,9 +85,13 @@ def _exceptions(policy: ExactPolicy, size: int) -> Iterator[Finding]:
     every, kept = (expected_update(policy, row(size, NO_BASELINE, *more)) for more in ((), (DROP,)))
     gap = kept.accepted * kept.expected_update - every.expected_update
     yield differs(
-        f"no baseline, three prompts, G = {size}", "largest |E a x filtered - unfiltered|",
-        float(gap.abs().max()), 0.0, "an all-right group moves the policy", by=1e-3,
-    )  # fmt: skip
+        f"no baseline, three prompts, G = {size}",
+        "largest |E a x filtered - unfiltered|",
+        float(gap.abs().max()),
+        0.0,
+        "an all-right group moves the policy",
+        by=1e-3,
+    )
     reference = tuple(
         replace(p, reference=torch.tensor([[0.0, 0.0]], dtype=torch.float64)) for p in policy.prompts
     )
@@ -90,6 +100,10 @@ def _exceptions(policy: ExactPolicy, size: int) -> Iterator[Finding]:
     every, kept = (expected_update(anchored, row(size, GROUP_STD, beta, *more)) for more in ((), (DROP,)))
     gap = kept.accepted * kept.expected_update - every.expected_update
     yield differs(
-        f"group-std with exact KL, beta = 0.1, G = {size}", "largest |E a x filtered - unfiltered|",
-        float(gap.abs().max()), 0.0, "a constant group keeps its KL gradient", by=1e-3,
-    )  # fmt: skip
+        f"group-std with exact KL, beta = 0.1, G = {size}",
+        "largest |E a x filtered - unfiltered|",
+        float(gap.abs().max()),
+        0.0,
+        "a constant group keeps its KL gradient",
+        by=1e-3,
+    )

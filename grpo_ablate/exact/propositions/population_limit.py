@@ -16,9 +16,9 @@ from grpo_ablate.exact.update import expected_update
 
 TITLE = "The population limit is not the gradient of mean over spread"
 STATEMENT = (
-    "Two prompts with shared weights, rewards 0 and 1, and 0 and 3: as G grows the expected update of group-std tends "
-    "to E_x[grad mu / sigma], which points elsewhere than grad E_x[mu / sigma]; with three reward values it is the "
-    "gradient of no function at all."
+    "Two prompts with shared weights, rewards 0 and 1, and 0 and 3: as G grows the expected update of "
+    "group-std tends to E_x[grad mu / sigma], which points elsewhere than grad E_x[mu / sigma]; with three "
+    "reward values it is the gradient of no function at all."
 )
 SHARED = {
     "prompts": [{"responses": [{"reward": 1}, {"reward": 0}]}, {"responses": [{"reward": 3}, {"reward": 0}]}],
@@ -35,14 +35,20 @@ def findings() -> Iterator[Finding]:
     first, second = math.sqrt(p * (1 - p)), math.sqrt(q * (1 - q))
     limit, other = quantities.population_limit(policy), quantities.normalised_mean_gradient(policy)
     yield equals(
-        CASE, "E_x[grad mu / sigma]", limit, ((first + second) / 2, second / 2),
+        CASE,
+        "E_x[grad mu / sigma]",
+        limit,
+        ((first + second) / 2, second / 2),
         "grad mu / sigma = sqrt(p (1 - p)) grad logit, whatever the gap of the rewards",
-    )  # fmt: skip
+    )
     a, b = math.sqrt(p / (1 - p)) / 2, math.sqrt(q / (1 - q)) / 2
     yield equals(
-        CASE, "grad E_x[mu / sigma]", other, ((a + b) / 2, b / 2),
+        CASE,
+        "grad E_x[mu / sigma]",
+        other,
+        ((a + b) / 2, b / 2),
         "mu / sigma = sqrt(p / (1 - p)), with derivative half of itself in the logit",
-    )  # fmt: skip
+    )
     yield differs(CASE, "one vector beside the other", limit, other, "they are different fields", by=1e-2)
     cosine, _ = cosine_and_norm(limit, other)
     dot = ((first + second) * (a + b) + second * b) / 4
@@ -54,9 +60,13 @@ def findings() -> Iterator[Finding]:
     ]
     yield falls_below(f"group-std, G = 512, {CASE}", "|E update - limit|", gaps[-1], 1e-3, "tends to 0", by=0.0)
     yield equals(
-        f"group-std, {CASE}", "gap at G = 256 over gap at G = 512", gaps[-2] / gaps[-1], 2.0,
-        "falls as 1/G", within=0.05,
-    )  # fmt: skip
+        f"group-std, {CASE}",
+        "gap at G = 256 over gap at G = 512",
+        gaps[-2] / gaps[-1],
+        2.0,
+        "falls as 1/G",
+        within=0.05,
+    )
     yield from _no_potential()
 
 
@@ -71,6 +81,10 @@ def _no_potential() -> Iterator[Finding]:
         columns.append((up - down) / (2 * step))
     derivative = torch.stack(columns)
     yield exceeds(
-        "one prompt, rewards 0, 1, 10, logits 1/2, 0, -1", "largest |D - D^T| of the derivative of grad mu / sigma",
-        float((derivative - derivative.T).abs().max()), 0.0, "central differences, error about 1e-9", by=1e-3,
-    )  # fmt: skip
+        "one prompt, rewards 0, 1, 10, logits 1/2, 0, -1",
+        "largest |D - D^T| of the derivative of grad mu / sigma",
+        float((derivative - derivative.T).abs().max()),
+        0.0,
+        "central differences, error about 1e-9",
+        by=1e-3,
+    )

@@ -13,9 +13,19 @@ from grpo_ablate.exact.propositions import PROPOSITIONS, Proposition, examine
 from grpo_ablate.exact.propositions.findings import Finding
 
 COLUMNS = (
-    "proposition", "title", "statement", "case", "quantity", "value", "relation", "expected", "difference",
-    "tolerance", "verdict", "source",
-)  # fmt: skip
+    "proposition",
+    "title",
+    "statement",
+    "case",
+    "quantity",
+    "value",
+    "relation",
+    "expected",
+    "difference",
+    "tolerance",
+    "verdict",
+    "source",
+)
 SIGNS = {"equals": "=", "exceeds": ">", "falls-below": "<", "differs": "≠"}
 
 
@@ -41,11 +51,20 @@ def as_csv(found: Iterable[Proposition]) -> str:
         for finding in proposition.findings:
             writer.writerow(
                 [
-                    proposition.name, proposition.title, proposition.statement, finding.case, finding.quantity,
-                    _every_digit(finding.value), finding.relation, _every_digit(finding.expected),
-                    repr(finding.difference + 0.0), repr(finding.tolerance), verdict(finding), finding.source,
+                    proposition.name,
+                    proposition.title,
+                    proposition.statement,
+                    finding.case,
+                    finding.quantity,
+                    _every_digit(finding.value),
+                    finding.relation,
+                    _every_digit(finding.expected),
+                    repr(finding.difference + 0.0),
+                    repr(finding.tolerance),
+                    verdict(finding),
+                    finding.source,
                 ]
-            )  # fmt: skip
+            )
     return text.getvalue()
 
 
