@@ -215,9 +215,11 @@ def _collect(arguments: Arguments) -> None:
 
 def _figures(arguments: Arguments) -> None:
     from grpo_ablate.analysis.figures import draw
-    from grpo_ablate.spec.resolve import load_experiment
+    from grpo_ablate.spec.exact_files import load_exact_experiment
+    from grpo_ablate.spec.resolve import EXACT, load_experiment
 
-    draw(load_experiment(arguments.experiment), arguments.results)
+    exact = arguments.experiment.name.startswith(EXACT)
+    draw((load_exact_experiment if exact else load_experiment)(arguments.experiment), arguments.results)
 
 
 def _paper(arguments: Arguments) -> None:

@@ -5,6 +5,9 @@ A kind of figure is a module of this package, named after the kind, with two fun
 * ``draw(material, options) -> Figure`` draws it;
 * ``caption(material, options) -> str`` says what is shown, on how many seeds, with which interval.
 
+The kinds of exact experiments are modules of the package ``exact`` below; they have no seeds, and their
+captions say what is exact and what is assumed.
+
 Nothing here imports pandas, matplotlib or seaborn before something is drawn: the workflow asks for file
 names at every start.
 """
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_ablate.errors import UserError, nearest
+from grpo_ablate.spec.exact_files import ExactExperiment
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,23 +34,46 @@ KINDS: dict[str, dict[str, Any]] = {
     "sweep": {"axis": None, "by": None, "panel": None, "metric": None},
     "grid": {"x": None, "by": None, "panel": None, "metric": None},
 }
+# The same of exact experiments.
+EXACT_KINDS: dict[str, dict[str, Any]] = {
+    "factor": {},
+    "mixed": {},
+    "stabiliser": {},
+    "direction": {},
+    "push": {},
+    "agreement": {},
+    "variance": {},
+    "budget": {},
+    "slope": {},
+    "plateau": {},
+    "success": {"kl": False},
+    "weight": {},
+}
 FORMATS = ("pdf", "png")
 
 
-def options(experiment: Experiment, figure: FigureSpec) -> dict[str, Any]:
+def module_name(experiment: Experiment | ExactExperiment, kind: str) -> str:
+    """Return the module that draws a kind of figure."""
+    return f"{__name__}.exact.{kind}" if isinstance(experiment, ExactExperiment) else f"{__name__}.{kind}"
+
+
+def options(experiment: Experiment | ExactExperiment, figure: FigureSpec) -> dict[str, Any]:
     """Return the options of a figure, defaults filled in.
 
     Raises:
         UserError: no such kind, no such option, or a kind that the experiment does not allow.
     """
     where = f"{experiment.path}: figures"
-    if figure.kind not in KINDS:
-        raise UserError(f"{where}: no kind '{figure.kind}'; {nearest(figure.kind, KINDS)}")
-    defaults = {"name": figure.kind, **KINDS[figure.kind]}
+    kinds = EXACT_KINDS if isinstance(experiment, ExactExperiment) else KINDS
+    if figure.kind not in kinds:
+        raise UserError(f"{where}: no kind '{figure.kind}'; {nearest(figure.kind, kinds)}")
+    defaults = {"name": figure.kind, **kinds[figure.kind]}
     for option in figure.options:
         if option not in defaults:
             raise UserError(f"{where}: {figure.kind} has no option '{option}'; {nearest(option, defaults)}")
     found = {**defaults, **figure.options}
+    if isinstance(experiment, ExactExperiment):
+        return found
     if figure.kind in ("sweep", "grid"):
         _check_axes(where, experiment, figure.kind, found)
     if figure.kind == "published" and experiment.published is None:
@@ -66,7 +93,9 @@ def _check_axes(where: str, experiment: Experiment, kind: str, found: dict[str, 
             )
 
 
-def named(experiment: Experiment) -> dict[str, tuple[FigureSpec, dict[str, Any]]]:
+def named(
+    experiment: Experiment | ExactExperiment,
+) -> dict[str, tuple[FigureSpec, dict[str, Any]]]:
     """Return the figures of an experiment by name, each with its options.
 
     Raises:
@@ -83,37 +112,54 @@ def named(experiment: Experiment) -> dict[str, tuple[FigureSpec, dict[str, Any]]
     return found
 
 
-def outputs(experiment: Experiment) -> list[str]:
+def outputs(experiment: Experiment | ExactExperiment) -> list[str]:
     """Return the files that ``draw`` writes, relative to the results folder."""
     return [f"figures/{experiment.name}-{name}.{suffix}" for name in named(experiment) for suffix in FORMATS]
 
 
-def draw(experiment: Experiment, results: Path) -> None:
-    """Draw every figure of an experiment from its tidy table, as PDF and PNG.
+def draw(experiment: Experiment | ExactExperiment, results: Path) -> None:
+    """Draw every figure of an experiment from its table, as PDF and PNG.
 
-    Reads ``tables/<experiment>-runs.parquet`` below ``results`` and writes the files that ``outputs`` names. The
-    bytes depend on the table and the experiment alone. The caption travels in the files' metadata.
+    Reads ``tables/<experiment>-runs.parquet`` below ``results``, of an exact experiment
+    ``tables/<experiment>.csv``, and writes the files that ``outputs`` names. The bytes depend on the table and the
+    experiment alone. The caption travels in the files' metadata.
     """
-    from grpo_ablate.analysis.figures import material, style
+    from grpo_ablate.analysis.figures import style
 
-    found = material.load(experiment, results)
+    found = _material(experiment, results)
     for name, (figure, chosen) in named(experiment).items():
-        module = importlib.import_module(f"{__name__}.{figure.kind}")
+        module = importlib.import_module(module_name(experiment, figure.kind))
         with style.theme():
             drawing = module.draw(found, chosen)
             stem = results / "figures" / f"{experiment.name}-{name}"
             style.save(drawing, stem, FORMATS, module.caption(found, chosen))
 
 
-def captions(experiment: Experiment, runs: pd.DataFrame) -> dict[str, str]:
+def captions(experiment: Experiment | ExactExperiment, table: pd.DataFrame) -> dict[str, str]:
     """Return the caption of every figure of an experiment, by the figure's name."""
-    from grpo_ablate.analysis.figures.material import Material
+    found: Any
+    if isinstance(experiment, ExactExperiment):
+        from grpo_ablate.analysis.figures.exact.material import ExactMaterial
 
-    found = Material(experiment, runs)
+        found = ExactMaterial(experiment, table)
+    else:
+        from grpo_ablate.analysis.figures.material import Material
+
+        found = Material(experiment, table)
     return {
-        name: importlib.import_module(f"{__name__}.{figure.kind}").caption(found, chosen)
+        name: importlib.import_module(module_name(experiment, figure.kind)).caption(found, chosen)
         for name, (figure, chosen) in named(experiment).items()
     }
 
 
-__all__ = ["FORMATS", "KINDS", "captions", "draw", "named", "options", "outputs"]
+def _material(experiment: Experiment | ExactExperiment, results: Path) -> Any:
+    if isinstance(experiment, ExactExperiment):
+        from grpo_ablate.analysis.figures.exact import material as exact
+
+        return exact.load(experiment, results)
+    from grpo_ablate.analysis.figures import material
+
+    return material.load(experiment, results)
+
+
+__all__ = ["EXACT_KINDS", "FORMATS", "KINDS", "captions", "draw", "module_name", "named", "options", "outputs"]

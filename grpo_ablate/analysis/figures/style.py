@@ -222,15 +222,17 @@ def label_ends(figure: Figure, labels: Sequence[tuple[Axes, Ends]]) -> None:
 
 
 def _annotate(axes: Axes, ends: Ends, size: float = 6.5) -> list[Annotation]:
-    low, high = axes.get_ylim()
+    scaled = axes.yaxis.get_transform().transform  # a logarithmic axis spreads its labels by their logarithms
+    low, high = (float(limit) for limit in scaled(np.array(axes.get_ylim())))
+    heights = [float(height) for height in scaled(np.array([y for y, _, _ in ends], dtype=np.float64))]
     points = axes.get_window_extent().height * 72 / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
-    places = spread([y for y, _, _ in ends], (high - low) * size * 1.25 / points, low, high)
+    places = spread(heights, (high - low) * size * 1.25 / points, low, high)
     right = axes.get_xlim()[1]
     return [
         axes.annotate(
             f" {text}",  # the space parts the line from the letters
             xy=(right, y),
-            xytext=(10, (place - y) / (high - low) * points),
+            xytext=(10, (place - height) / (high - low) * points),
             textcoords="offset points",
             color=colour,
             fontsize=size,
@@ -241,7 +243,7 @@ def _annotate(axes: Axes, ends: Ends, size: float = 6.5) -> list[Annotation]:
                 "relpos": (0, 0.5),
             },
         )
-        for (y, text, colour), place in zip(ends, places, strict=True)
+        for (y, text, colour), height, place in zip(ends, heights, places, strict=True)
     ]  # fmt: skip
 
 
