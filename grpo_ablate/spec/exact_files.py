@@ -7,6 +7,7 @@ Reading one imports no numerics; what is enumerated is settled in ``grpo_ablate.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -118,10 +119,10 @@ class ExactExperimentFile(Section):
     direction: list[Finite] | None = None
     defaults: ExactChanges = ExactChanges()
     rows: Annotated[dict[Name, ExactRowFile], Field(min_length=1)]
-    vary: dict[str, Annotated[list[Finite | str], Field(min_length=1)] | Span] = {}
+    vary: dict[str, list[Any] | dict[str, Any]] = {}  # values in a list, or the keys of a Span
     iterate: IterateFile | None = None
     quantities: Annotated[list[Quantity], Field(min_length=1)]
-    figures: list[str | dict[Name, dict[str, Any]]] = []
+    figures: list[str | Annotated[dict[Name, dict[str, Any]], Field(min_length=1, max_length=1)]] = []
     propositions: list[PropositionName] = []
 
 
@@ -234,43 +235,49 @@ def varied(switches: Switches, values: dict[str, float | str], where: str) -> Sw
     return found
 
 
-def _values(path: Path, key: str, given: list[float | str] | Span) -> tuple[float | str, ...]:
+def _values(path: Path, key: str, given: list[Any] | dict[str, Any]) -> tuple[float | str, ...]:
     section, dot, name = key.partition(".")
     if not dot and key not in VARIED:
         switches = [f"{s}.{key}" for s, info in Switches.model_fields.items() if key in _fields(info.annotation)]
-        raise UserError(
-            f"{path}: vary: no '{key}'; {nearest(switches[0] if switches else key, [*VARIED, *switches])}"
-        )
+        offer = nearest(switches[0] if switches else key, [*VARIED, *switches])
+        raise UserError(f"{path}: vary: no '{key}'; {offer}")
     if dot and section not in Switches.model_fields:
         raise UserError(f"{path}: vary: {key}: no section '{section}'; {nearest(section, Switches.model_fields)}")
-    if dot:
+    if dot and name not in _fields(Switches.model_fields[section].annotation):
         known = _fields(Switches.model_fields[section].annotation)
-        if name not in known:
-            raise UserError(f"{path}: vary: no switch '{key}'; {nearest(name, known)}")
-    if isinstance(given, Span) and given.spacing == "log" and min(given.start, given.stop) <= 0:
-        raise UserError(f"{path}: vary: {key}: log spacing needs a start and a stop above 0.")
-    values: list[float | str] = [*(given.values() if isinstance(given, Span) else given)]
-    if dot and Switches.model_fields[section].annotation is not None:
-        # YAML and spans write 8.0 for a count; the schema wants 8.
-        values = [
-            int(v) if isinstance(v, float) and v.is_integer() and _counts(section, name) else v for v in values
-        ]
+        raise UserError(f"{path}: vary: no switch '{key}'; {nearest(name, known)}")
+    values = _listed(f"{path}: vary: {key}", given)
+    if dot and isinstance(_fields(Switches.model_fields[section].annotation)[name].default, int):
+        # A span of whole numbers is written in floats.
+        values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     for value in values:
-        if key == "success" and not (isinstance(value, int | float) and 0 < value < 1):
-            raise UserError(f"{path}: vary: success is {value!r}, expected a probability between 0 and 1.")
-        if key == "ratio" and not (isinstance(value, int | float) and value > 0):
-            raise UserError(f"{path}: vary: ratio is {value!r}, expected a number above 0.")
         if not dot and isinstance(value, str):
             raise UserError(f"{path}: vary: {key} is '{value}', expected a number.")
+        if key == "success" and not 0 < float(value) < 1:
+            raise UserError(f"{path}: vary: success is {value!r}, expected a probability between 0 and 1.")
+        if key == "ratio" and not float(value) > 0:
+            raise UserError(f"{path}: vary: ratio is {value!r}, expected a number above 0.")
     return tuple(values)
+
+
+def _listed(where: str, given: list[Any] | dict[str, Any]) -> list[float | str]:
+    """Return the values of a list or a span."""
+    if isinstance(given, dict):
+        span = checked(Span, given, where)
+        if span.spacing == "log" and min(span.start, span.stop) <= 0:
+            raise UserError(f"{where}: log spacing needs a start and a stop above 0.")
+        return [*span.values()]
+    if not given:
+        raise UserError(f"{where}: expected at least one value.")
+    for value in given:
+        finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not finite and not isinstance(value, str):
+            raise UserError(f"{where}: {value!r} is among the values, expected numbers or words.")
+    return given
 
 
 def _fields(section: Any) -> dict[str, Any]:
     return dict(section.model_fields)
-
-
-def _counts(section: str, name: str) -> bool:
-    return isinstance(_fields(Switches.model_fields[section].annotation)[name].default, int)
 
 
 def _check_form(path: Path, file: ExactExperimentFile, vary: dict[str, tuple[float | str, ...]]) -> None:

@@ -1,4 +1,4 @@
-"""JSON schemas of experiment and testbed files; `python -m grpo_ablate.spec.json_schema` writes them anew."""
+"""JSON schemas of the files a user writes; `python -m grpo_ablate.spec.json_schema` writes them anew."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from grpo_ablate.spec.exact_files import ExactExperimentFile
 from grpo_ablate.spec.files import ExperimentFile, TestbedFile
 
-MODELS: dict[str, type[BaseModel]] = {"experiment.schema.json": ExperimentFile, "testbed.schema.json": TestbedFile}
+MODELS: dict[str, type[BaseModel]] = {
+    "experiment.schema.json": ExperimentFile,
+    "exact-experiment.schema.json": ExactExperimentFile,
+    "testbed.schema.json": TestbedFile,
+}
 
 
 def schema_text(name: str) -> str:
