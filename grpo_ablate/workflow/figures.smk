@@ -26,3 +26,36 @@ for name in GRID.experiments:
         shell:
             "python -m grpo_ablate figures experiments/{params.experiment}.yaml --results results"
             " 2> {log} && cp {input.plan} {output.made}"
+
+
+# The same of an exact experiment, from its table.
+for name in GRID.exact:
+
+    rule:
+        name:
+            f"draw-{name}"
+        input:
+            plan=plan("draw", name),
+            table=f"results/tables/{name}.csv",
+        output:
+            figures=[
+                report(
+                    path,
+                    caption="report/exact-figure.rst",
+                    category="exact",
+                    labels=GRID.label(name, path),
+                )
+                for path in GRID.figures(name)
+            ],
+            made=made("draw", name),
+        log:
+            f"results/logs/draw/{name}.log",
+        threads: 1
+        params:
+            experiment=name,
+            question=GRID.exact[name].question,
+            exact=GRID.exact[name].exact,
+            assumed=GRID.exact[name].assumed,
+        shell:
+            "python -m grpo_ablate figures experiments/{params.experiment}.yaml --results results"
+            " 2> {log} && cp {input.plan} {output.made}"

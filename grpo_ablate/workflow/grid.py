@@ -82,7 +82,8 @@ class Grid:
         """The figure files of an experiment."""
         from grpo_ablate.analysis.figures import outputs
 
-        return [f"{RESULTS}/{path}" for path in outputs(self.experiments[name])]
+        experiment = self.exact[name] if name in self.exact else self.experiments[name]
+        return [f"{RESULTS}/{path}" for path in outputs(experiment)]
 
     def label(self, name: str, path: str) -> dict[str, str]:
         """How the report calls a figure file."""
@@ -104,21 +105,25 @@ class Grid:
 
     @cached_property
     def exact_results(self) -> list[str]:
-        """Every file of the exact experiments, and the propositions where there are any."""
-        tables = [path for name in self.exact for path in (exact_table(name), made("exact", name))]
-        return [*tables, *PROPOSITIONS, made("exact", "propositions")] if tables else []
+        """Every table and figure of the exact experiments, and the propositions where there are any."""
+        found = [
+            path
+            for name in self.exact
+            for path in (exact_table(name), *self.figures(name), made("exact", name), made("draw", name))
+        ]
+        return [*found, *PROPOSITIONS, made("exact", "propositions")] if found else []
 
     @cached_property
     def paper_inputs(self) -> list[str]:
         """The tables and figures that the paper reads."""
         from grpo_ablate.analysis.paper import inputs
 
-        return [f"{RESULTS}/{path}" for path in inputs(list(self.experiments.values()))]
+        return [f"{RESULTS}/{path}" for path in inputs([*self.experiments.values(), *self.exact.values()])]
 
     @cached_property
     def paper(self) -> list[str]:
         """The paper, where the experiments that it tells of exist."""
-        known = set(self.results(*self.experiments))
+        known = {*self.results(*self.experiments), *self.exact_results}
         return [*PAPER, made("paper", "paper")] if known.issuperset(self.paper_inputs) else []
 
     @cached_property

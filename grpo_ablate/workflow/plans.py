@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_ablate.analysis.figures import module_name
 from grpo_ablate.errors import UserError
+from grpo_ablate.spec.cells import Cell
+from grpo_ablate.spec.exact_files import ExactExperiment
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.digest import TRAINING, digest_of
 from grpo_ablate.workflow.grid import (
@@ -30,8 +33,7 @@ from grpo_ablate.workflow.staleness import RECORD, is_stale, trained, training_c
 
 LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
-FIGURES = "grpo_ablate.analysis.figures"  # a module per kind, which draw imports by name
-DRAW = f"{FIGURES}.draw"
+DRAW = "grpo_ablate.analysis.figures.draw"  # which imports a module per kind by name
 EXACT_TABLE = "grpo_ablate.exact.tabulate.write_table"
 PROPOSITION_TABLE = "grpo_ablate.exact.propositions.table.write_propositions"
 PAPER_BUILD = "grpo_ablate.analysis.paper.build"
@@ -75,6 +77,7 @@ def _align(steps: Iterable[Step]) -> None:
 
 def _training(grid: Grid) -> Iterator[Step]:
     keep = {e.testbed.name for e in grid.experiments.values() if e.testbed.stale == "keep"}
+    turns = _turns(grid)
     for cell in grid.cells:
         folder = Path(RESULTS, cell.folder)
         code, found = training_code(cell), trained(folder, cell.hash)
@@ -82,7 +85,20 @@ def _training(grid: Grid) -> Iterator[Step]:
         if found and not found.fault and cell.testbed in keep:
             recorded = code
         outputs = [f"{folder}/{file}" for file in RECORD]
-        yield Step(digest_file(cell), code, recorded, f"{folder}/run.json", outputs)
+        yield Step(digest_file(cell), code, recorded, f"{folder}/run.json", outputs, turns[cell])
+
+
+def _turns(grid: Grid) -> dict[Cell, str]:
+    """Padding by which the experiments train one after another, the largest first.
+
+    Of jobs of equal priority Snakemake's greedy scheduler starts those with the largest input. An experiment
+    that is trained is logged and drawn beside the training of the next; all at once would all end at once.
+    """
+    turns: dict[Cell, str] = {}
+    largest = sorted(grid.experiments.values(), key=lambda e: e.seeds * len(e.rows))
+    for turn, experiment in enumerate(largest, 1):  # a shared cell goes with the first that needs it
+        turns |= dict.fromkeys(grid.cells_of(experiment.name), "." * 64 * turn)
+    return turns
 
 
 def _analysis(grid: Grid) -> Iterator[Step]:
@@ -99,20 +115,32 @@ def _analysis(grid: Grid) -> Iterator[Step]:
             "figures": [[figure.kind, figure.options] for figure in experiment.figures],
             "question": experiment.question,
             "published": _bytes_digest([experiment.published] if experiment.published else []),
-            "code": digest_of(DRAW, *(f"{FIGURES}.{figure.kind}" for figure in experiment.figures)),
+            "code": _drawing(experiment),
         }
         yield _step("draw", name, content | figures, drawn)
     sources = sorted(path for path in Path("paper").rglob("*") if path.is_file() and path.suffix != ".pdf")
     paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
-    yield _step("paper", "paper", paper | {"experiments": list(grid.experiments)}, list(PAPER))
+    names = [*grid.experiments, *grid.exact]
+    yield _step("paper", "paper", paper | {"experiments": names}, list(PAPER))
 
 
 def _exact(grid: Grid) -> Iterator[Step]:
     for name, experiment in grid.exact.items():
         content = {"table": experiment.content(), "code": digest_of(EXACT_TABLE)}
         yield _step("exact", name, content, [exact_table(name)])
+        figures = {
+            "figures": [[figure.kind, figure.options] for figure in experiment.figures],
+            "words": [experiment.question, experiment.exact, experiment.assumed],
+            "code": _drawing(experiment),
+        }
+        yield _step("draw", name, content["table"] | figures, grid.figures(name))
     if grid.exact:
         yield _step("exact", "propositions", {"code": digest_of(PROPOSITION_TABLE)}, list(PROPOSITIONS))
+
+
+def _drawing(experiment: Experiment | ExactExperiment) -> str:
+    """The code that draws an experiment's figures."""
+    return digest_of(DRAW, *(module_name(experiment, figure.kind) for figure in experiment.figures))
 
 
 def _smoke(grid: Grid) -> Iterator[Step]:
