@@ -334,7 +334,10 @@ LATE: dict[str, tuple[dict[str, Any], str]] = {
         "two responses",
     ),
     "a short direction": ({"direction": [1], "vary": {"step": [1]}}, "direction has 1 numbers, the policy 2"),
-    "a policy without rewards": ({"policy": {"prompts": [{"responses": [{"logit": 0}]}]}}, "'reward' is not there"),
+    "a policy without rewards": (
+        {"policy": {"prompts": [{"responses": [{"logit": 0}]}]}},
+        "'reward' is not there",
+    ),
     "a KL without reference": ({"quantities": ["kl"]}, "the KL needs a reference"),
     "a pair of nothing": ({"quantities": ["pair"]}, "two responses and a reference"),
 }  # fmt: skip

@@ -38,8 +38,9 @@ def changed(enumerated: Project, tmp_path: Path) -> Project:
 
 
 def exact_jobs(project: Project) -> dict[str, int]:
+    """What would be enumerated anew for the target `exact`, its figures apart."""
     jobs = project.planned("exact")
-    return {name: n for name, n in jobs.items() if name != "exact"}
+    return {name: n for name, n in jobs.items() if name != "exact" and not name.startswith("draw-")}
 
 
 def test_the_target_makes_tables_and_propositions_and_trains_nothing(enumerated: Project) -> None:
