@@ -377,6 +377,15 @@ def test_the_table_has_a_line_per_finding_with_every_digit_and_a_verdict():
     assert lines[0]["value"] == "0.1 2.0"
     assert float(lines[0]["difference"]) == 0.5
     assert float(lines[1]["value"]) == 1 / 3
-    table = as_table([proposition])
-    assert len(table.rows) == 2
-    assert all(len(row) == len(table.header) for row in table.rows)
+
+
+def test_the_printed_table_has_a_line_per_proposition_and_one_per_failure():
+    wrong = Finding("case", "quantity", (0.1, -2.0), (0.1, 2.5), "equals", 1e-12, "hand")
+    right = Finding("case", "quantity", (0.5,), (0.5 + 2e-13,), "equals", 1e-12, "hand")
+    larger = Finding("case", "quantity", (2.0,), (1.0,), "exceeds", 0.5, "hand")
+    whole, broken = (Proposition("kl", "Title", "", f) for f in ((right, larger), (right, wrong)))
+    table = as_table([whole, broken])
+    assert table.rows[0] == ("Title", "1", "1", "2.0e−13", "holds")  # noqa: RUF001, the minus sign is meant
+    assert table.rows[1] == ("Title", "2", "0", "4.5e+00", "1 fails")
+    assert table.rows[2][0] == "case: quantity: (0.1, −2) = (0.1, 2.5)"  # noqa: RUF001
+    assert len(table.rows) == 3

@@ -1,13 +1,14 @@
-"""The table of propositions as files: every digit in CSV, and to be read in Markdown, LaTeX and Typst."""
+"""The table of propositions as files: every finding and digit in CSV, a line each in Markdown, LaTeX and Typst."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from grpo_ablate.analysis.tables import DIALECTS, MINUS, Table
+from grpo_ablate.analysis.tables import DASH, DIALECTS, MINUS, Table
 from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.exact.propositions import PROPOSITIONS, Proposition, examine
 from grpo_ablate.exact.propositions.findings import Finding
@@ -26,6 +27,8 @@ COLUMNS = (
     "verdict",
     "source",
 )
+ROUNDING = 1e-9
+NOTE = "Largest gap of the equalities that hold to rounding; every number is in propositions.csv."
 SIGNS = {"equals": "=", "exceeds": ">", "falls-below": "<", "differs": "≠"}
 
 
@@ -74,34 +77,35 @@ def verdict(finding: Finding) -> str:
 
 
 def as_table(found: Iterable[Proposition]) -> Table:
-    """Return the findings in few digits, each proposition's name on its lines."""
+    """Return a line per proposition, to be read; each finding that fails gets a line of its own below.
+
+    ``Largest gap``: of the findings that say two numbers are equal within rounding (tolerance 1e-9 or less).
+    """
     rows = []
     for proposition in found:
-        for finding in proposition.findings:
-            rows.append(
-                (
-                    f"{proposition.title}: {finding.case}: {finding.quantity}",
-                    _few_digits(finding.value),
-                    SIGNS[finding.relation],
-                    _few_digits(finding.expected),
-                    _small(finding.difference),
-                    _small(finding.tolerance),
-                    verdict(finding),
-                )
-            )
-    header = ("Proposition, case, quantity", "Enumerated", "", "Expected", "Difference", "Tolerance", "Verdict")
-    return Table(header, tuple(rows), ())
+        findings = proposition.findings
+        equal = [f for f in findings if f.relation == "equals"]
+        gaps = [abs(f.difference) for f in equal if f.tolerance <= ROUNDING]
+        failed = [f for f in findings if not f.holds]
+        counts = (str(len(equal)), str(len(findings) - len(equal)))
+        said = "holds" if not failed else f"{len(failed)} fail" + ("s" if len(failed) == 1 else "")
+        rows.append((proposition.title, *counts, _small(max(gaps, default=math.nan)), said))
+        for f in failed:
+            what = f"{f.case}: {f.quantity}: {_few(f.value)} {SIGNS[f.relation]} {_few(f.expected)}"
+            rows.append((what, "", "", _small(abs(f.difference)), "fails"))
+    return Table(("Proposition", "Equalities", "Inequalities", "Largest gap", "Verdict"), tuple(rows), (NOTE,))
 
 
 def _every_digit(values: tuple[float, ...]) -> str:
     return " ".join(repr(value + 0.0) for value in values)
 
 
-def _few_digits(values: tuple[float, ...]) -> str:
-    shown = [f"{value:.6g}" if abs(value) >= 1e-9 else "0" for value in values]
-    text = ", ".join(shown).replace("-", MINUS)
+def _few(values: tuple[float, ...]) -> str:
+    text = ", ".join(f"{value:.6g}" for value in values).replace("-", MINUS)
     return text if len(values) == 1 else f"({text})"
 
 
 def _small(value: float) -> str:
+    if math.isnan(value):
+        return DASH
     return f"{value:.1e}".replace("-", MINUS) if value else "0"

@@ -103,6 +103,13 @@ def _thresholds() -> Iterator[Finding]:
             "p^2 > 0",
             by=1e-5,
         )
+    for size in SIZES:
+        for p, judge in ((0.95, exceeds), (0.3, falls_below)):
+            mean, none = trace(p, size, MEAN_ONLY), trace(p, size, NO_BASELINE)
+            source = "2 var(phat (1 - phat)) against 2 p (1 - p)^3 / G"
+            yield judge(
+                f"G = {size}, p = {p}", "variance of the group mean, none beside it", mean, none, source, by=1e-5
+            )
     for p, judge in ((0.7, exceeds), (0.6, falls_below)):
         yield judge(
             f"G = 8, p = {p}",
