@@ -16,8 +16,9 @@ from pydantic import Field
 
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.combinations import refusal
+from grpo_ablate.spec.files import Figures
 from grpo_ablate.spec.reading import checked, read_yaml
-from grpo_ablate.spec.resolve import EXACT, FigureSpec, Sparse, merged, preset_switches
+from grpo_ablate.spec.resolve import EXACT, FigureSpec, Sparse, figure_specs, merged, preset_switches
 from grpo_ablate.spec.schema import (
     Advantage,
     Count,
@@ -122,7 +123,7 @@ class ExactExperimentFile(Section):
     vary: dict[str, list[Any] | dict[str, Any]] = {}  # values in a list, or the keys of a Span
     iterate: IterateFile | None = None
     quantities: Annotated[list[Quantity], Field(min_length=1)]
-    figures: list[str | Annotated[dict[Name, dict[str, Any]], Field(min_length=1, max_length=1)]] = []
+    figures: Figures = []
     propositions: list[PropositionName] = []
 
 
@@ -209,9 +210,7 @@ def load_exact_experiment(path: Path) -> ExactExperiment:
         vary=vary,
         iterate=file.iterate,
         quantities=tuple(file.quantities),
-        figures=tuple(
-            FigureSpec(f) if isinstance(f, str) else FigureSpec(*next(iter(f.items()))) for f in file.figures
-        ),
+        figures=figure_specs(file.figures),
         propositions=tuple(file.propositions),
     )
 

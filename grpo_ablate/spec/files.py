@@ -22,6 +22,9 @@ from grpo_ablate.spec.schema import (
     Update,
 )
 
+# Kinds of figures, each alone or with its options: [curves, {sweep: {axis: group-size}}]
+Figures = list[str | Annotated[dict[Name, dict[str, Any]], Field(min_length=1, max_length=1)]]
+
 
 class BudgetChange(Section):
     """A row's change to the budget of its testbed."""
@@ -65,7 +68,7 @@ class ExperimentFile(Section):
     metric: str = "eval/reward"
     axes: dict[Name, Annotated[dict[Name, Changes], Field(min_length=1)]] = {}  # named levels, crossed
     rows: dict[Name, RowFile] = {}
-    figures: list[str | dict[Name, dict[str, Any]]] = ["curves", "final"]
+    figures: Figures = ["curves", "final"]
     published: str | None = None  # a table of published values, beside which ours is set
 
 

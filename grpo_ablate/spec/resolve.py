@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.combinations import refusal
-from grpo_ablate.spec.files import Changes, ExperimentFile, RowFile, TestbedFile
+from grpo_ablate.spec.files import Changes, ExperimentFile, Figures, RowFile, TestbedFile
 from grpo_ablate.spec.identity import spec_hash
 from grpo_ablate.spec.inert import Inert, neutralised, notes
 from grpo_ablate.spec.presets import PRESETS
@@ -150,14 +150,19 @@ def load_experiment(path: Path) -> Experiment:
     published = None if file.published is None else path.parent.parent / file.published
     if published is not None and not published.exists():
         raise UserError(f"{path}: the published table {file.published} does not exist.")
-    figures = tuple(
-        FigureSpec(f) if isinstance(f, str) else FigureSpec(*next(iter(f.items()))) for f in file.figures
-    )
     axes = {axis: tuple(levels) for axis, levels in file.axes.items()}
     return Experiment(
-        path.stem, path, file.question, testbed, file.baseline, file.seeds, file.metric, rows, axes, figures,
-        published,
+        path.stem, path, file.question, testbed, file.baseline, file.seeds, file.metric, rows, axes,
+        figure_specs(file.figures), published,
     )  # fmt: skip
+
+
+def figure_specs(figures: Figures) -> tuple[FigureSpec, ...]:
+    """Return the figures of an experiment file, each written as a kind or as ``{kind: options}``."""
+    return tuple(
+        FigureSpec(figure) if isinstance(figure, str) else FigureSpec(*next(iter(figure.items())))
+        for figure in figures
+    )
 
 
 def load_experiments(folder: Path = Path("experiments")) -> list[Experiment]:

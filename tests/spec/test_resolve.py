@@ -114,6 +114,7 @@ def test_shipped_experiments_resolve() -> None:
         ),
         ({"axes": {"one": {"base": {}}}}, "row 'base' is written under rows and crossed from axes"),
         ({"axes": {"one": {"a--b": {}}}}, "the level 'a--b' contains '--'"),
+        ({"figures": [{}]}, "figures.0 is {}, expected a word or at least 1 entries."),
         ({"published": "results/none.csv"}, "the published table results/none.csv does not exist"),
     ],
 )
