@@ -40,7 +40,7 @@ rule quick:
         GRID.paper,
 
 
-# What is enumerated instead of trained: the tables of the exact experiments, and the propositions.
+# What is enumerated instead of trained: tables and figures of the exact experiments, and the propositions.
 rule exact:
     input:
         GRID.exact_results,

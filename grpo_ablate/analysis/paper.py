@@ -10,45 +10,51 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_ablate.analysis import theory
+from grpo_ablate.analysis.notation import power_of_ten, scientific, signed
 from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
 
 if TYPE_CHECKING:
     from grpo_ablate.analysis.figures.material import Material
     from grpo_ablate.analysis.published import Verdict
+    from grpo_ablate.spec.exact_files import ExactExperiment
     from grpo_ablate.spec.resolve import Experiment
 
 REPRODUCTION = "selection"  # the experiment with a published table
 SWEEP = "selection-group-size"
-FIGURES = (f"{REPRODUCTION}-curves", f"{SWEEP}-sweep")
+FIGURES = (*theory.FIGURES, f"{REPRODUCTION}-curves", f"{SWEEP}-sweep")
 VERSIONS = ("python", "torch", "numpy", "grpo-ablate")
 
 
-def inputs(experiments: Iterable[Experiment]) -> list[str]:
+def inputs(experiments: Iterable[Experiment | ExactExperiment]) -> list[str]:
     """Return the files that ``build`` reads, relative to the results folder."""
-    told = [e.name for e in experiments if e.name in (REPRODUCTION, SWEEP)]
-    tables = [f"tables/{name}-runs.parquet" for name in told]
-    return tables + [f"figures/{name}.pdf" for name in FIGURES]
+    names = [experiment.name for experiment in experiments]
+    runs = [f"tables/{name}-runs.parquet" for name in names if name in (REPRODUCTION, SWEEP)]
+    exact = [f"tables/{name}.csv" for name in names if name in theory.TOLD]
+    return [*runs, *exact, theory.PROPOSITIONS, *(f"figures/{name}.pdf" for name in FIGURES)]
 
 
-def build(results: Path, folder: Path, experiments: Sequence[Experiment] | None = None) -> None:
+def build(results: Path, folder: Path, experiments: Sequence[Experiment | ExactExperiment] | None = None) -> None:
     """Write ``paper/numbers.json`` below ``results``, then ``paper.pdf`` into the folder of the paper's sources.
 
     Args:
         results: where tables, figures and run records lie.
         folder: where ``main.typ`` lies.
-        experiments: default: those of the folder ``experiments`` beside the paper's.
+        experiments: trained and exact; default: those of the folder ``experiments`` beside the paper's.
     """
     import typst
 
+    from grpo_ablate.spec.exact_files import load_exact_experiments
     from grpo_ablate.spec.resolve import load_experiments
 
-    known = {e.name: e for e in experiments or load_experiments(folder.absolute().parent / "experiments")}
-    for name in (REPRODUCTION, SWEEP):
+    beside = folder.absolute().parent / "experiments"
+    known = {e.name: e for e in experiments or [*load_experiments(beside), *load_exact_experiments(beside)]}
+    for name in (REPRODUCTION, SWEEP, *theory.TOLD):
         if name not in known:
             raise UserError(
                 f"{folder / 'main.typ'}: the paper tells of the experiment {name}, which does not exist."
@@ -75,16 +81,19 @@ def build(results: Path, folder: Path, experiments: Sequence[Experiment] | None 
     write_whole(folder / "paper.pdf", pdf)
 
 
-def numbers(experiments: dict[str, Experiment], results: Path) -> dict[str, Any]:
+def numbers(experiments: Mapping[str, Experiment | ExactExperiment], results: Path) -> dict[str, Any]:
     """Return everything that the paper prints and that is not its own words."""
     from grpo_ablate.analysis import figures
     from grpo_ablate.analysis.figures.material import load
+    from grpo_ablate.spec.exact_files import ExactExperiment
 
-    told = {name: load(experiments[name], results) for name in (REPRODUCTION, SWEEP)}
-    captions = {
+    exact = {name: e for name, e in experiments.items() if isinstance(e, ExactExperiment)}
+    trained = {name: e for name, e in experiments.items() if not isinstance(e, ExactExperiment)}
+    told = {name: load(trained[name], results) for name in (REPRODUCTION, SWEEP)}
+    captions = theory.captions(exact, results) | {
         f"{name}-{figure}": caption
         for name, material in told.items()
-        for figure, caption in figures.captions(experiments[name], material.runs).items()
+        for figure, caption in figures.captions(material.experiment, material.runs).items()
     }
     return {
         "question": {name: material.experiment.question for name, material in told.items()},
@@ -94,10 +103,11 @@ def numbers(experiments: dict[str, Experiment], results: Path) -> dict[str, Any]
         "gaps": gaps(told[REPRODUCTION]),
         "noise": [
             f"{row.spec.reward.noise_std:g}"
-            for row in experiments[REPRODUCTION].rows
+            for row in trained[REPRODUCTION].rows
             if row.spec.reward.transform == "noise"
         ],
         "sweep": sweep(told[SWEEP]),
+        "theory": theory.numbers(exact, results),
         "figures": {name: {"caption": captions[name], "path": f"figures/{name}.pdf"} for name in FIGURES},
         "provenance": provenance([material.experiment for material in told.values()], results),
     }
@@ -264,36 +274,6 @@ def provenance(experiments: Iterable[Experiment], results: Path) -> dict[str, An
         "runs": f"{sum(cell.last_seed - cell.first_seed + 1 for cell in found):,}",
         "specs": str(len({cell.hash for cell in found})),
     }
-
-
-def signed(value: float, digits: int) -> str:
-    """Return a number with its sign, zero without.
-
-    >>> signed(0.00012, 5), signed(-0.0000001, 5)
-    ('+0.00012', '0.00000')
-    """
-    text = f"{value:+.{digits}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
-
-
-def power_of_ten(value: float) -> str:
-    """Return a number as Typst mathematics, a power of ten as such.
-
-    >>> power_of_ten(1e-8), power_of_ten(0.5)
-    ('10^(-8)', '0.5')
-    """
-    exponent = math.log10(value) if value > 0 else 0.5
-    return f"10^({round(exponent)})" if math.isclose(exponent, round(exponent)) else f"{value:g}"
-
-
-def scientific(value: float) -> str:
-    """Return a number with two digits as Typst mathematics.
-
-    >>> scientific(8.6379e-9)
-    '8.6 times 10^(-9)'
-    """
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa} times 10^({int(exponent)})" if value else "0"
 
 
 def typst_reward(reward: Any) -> str:

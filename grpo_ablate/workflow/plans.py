@@ -126,14 +126,14 @@ def _analysis(grid: Grid) -> Iterator[Step]:
 
 def _exact(grid: Grid) -> Iterator[Step]:
     for name, experiment in grid.exact.items():
-        content = {"table": experiment.content(), "code": digest_of(EXACT_TABLE)}
-        yield _step("exact", name, content, [exact_table(name)])
+        table = experiment.content()
+        yield _step("exact", name, {"table": table, "code": digest_of(EXACT_TABLE)}, [exact_table(name)])
         figures = {
             "figures": [[figure.kind, figure.options] for figure in experiment.figures],
             "words": [experiment.question, experiment.exact, experiment.assumed],
             "code": _drawing(experiment),
         }
-        yield _step("draw", name, content["table"] | figures, grid.figures(name))
+        yield _step("draw", name, table | figures, grid.figures(name))
     if grid.exact:
         yield _step("exact", "propositions", {"code": digest_of(PROPOSITION_TABLE)}, list(PROPOSITIONS))
 

@@ -47,7 +47,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     x = "step" if _moved(material) else "kl"
     material.need("agreement", x, *MEASURES)
     figure, panels = plt.subplots(
-        len(MEASURES), len(VARIANTS), figsize=(style.DOUBLE, 2.9), sharex=True, sharey="row", layout="constrained"
+        len(MEASURES), len(VARIANTS), figsize=(style.DOUBLE, 2.6), sharex=True, sharey="row", layout="constrained"
     )
     labels = []
     for line, (measure, name) in zip(panels, MEASURES.items(), strict=True):

@@ -34,7 +34,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     """Draw the directions in their plane, the angle to the gradient, and the components against group size."""
     material.need("direction", SIZE, "cosine", *(_components(material, "update") or ["update/0: 0"]))
     figure, (plane, angles, parts) = plt.subplots(
-        1, 3, figsize=(style.DOUBLE, 2.1), layout="constrained", width_ratios=(1.35, 1, 1)
+        1, 3, figsize=(style.DOUBLE, 2.1), layout="constrained", width_ratios=(1.75, 1, 1)
     )
     labels = [(plane, _plane(plane, material)), (angles, _angles(angles, material))]
     labels.append((parts, _parts(parts, material)))

@@ -129,4 +129,4 @@ def success_axis(axes: Axes) -> None:
 def _start(sentence: str) -> str:
     """Return a sentence to stand after a colon."""
     text = " ".join(sentence.split())
-    return text[0].lower() + text[1:] if text[1:2].islower() else text
+    return text[0].lower() + text[1:] if not text[1:2].isupper() else text

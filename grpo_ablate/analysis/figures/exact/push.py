@@ -57,7 +57,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     advantages = _rows(material)
     first = next(iter(advantages.values()))
     figure, (pushes, *numbers) = plt.subplots(
-        1, 1 + len(NUMBERS), figsize=(style.DOUBLE, 2.7), sharey=True, layout="constrained",
+        1, 1 + len(NUMBERS), figsize=(style.DOUBLE, 2.5), sharey=True, layout="constrained",
         width_ratios=(2.3, *(1 for _ in NUMBERS)),
     )  # fmt: skip
     exact = _gradient(material, columns)

@@ -25,7 +25,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     rows = material.experiment.rows
     height = math.ceil(len(rows) / COLUMNS)
     figure, panels = plt.subplots(
-        height, COLUMNS, figsize=(style.DOUBLE, 1.3 * height + 0.55), sharex=True, sharey=True, squeeze=False,
+        height, COLUMNS, figsize=(style.DOUBLE, 1.2 * height + 0.5), sharex=True, sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     ratios = material.table["ratio"]

@@ -29,7 +29,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     material.need("success", SIZE, "success", "expected_reward", *COSTS)
     rows, sizes, starts = _rows(material, options), material.values(SIZE), material.values("success")
     figure, panels = plt.subplots(
-        len(COSTS), len(starts), figsize=(style.DOUBLE, 3.3), sharey=True, squeeze=False,
+        len(COSTS), len(starts), figsize=(style.DOUBLE, 2.9), sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     looks = {size: DASHES[max(0, len(DASHES) - len(sizes)) + i] for i, size in enumerate(sizes)}
@@ -44,7 +44,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
             _costs(axes, material, cost, _settled(material, rows, start, cost))
             axes.set_xlabel(label)
             sns.despine(ax=axes)
-        line[0].set_ylabel("success probability $p$")
+        line[0].set_ylabel("success $p$")
     for axes, start in zip(panels[0], starts, strict=True):
         axes.set_title(f"from $p$ = {start:g}")
     panels[0, 0].set_ylim(0, 1.02)
