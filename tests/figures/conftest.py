@@ -6,6 +6,7 @@ from pathlib import Path
 
 import invented
 import pytest
+import thinned
 
 from grpo_ablate.analysis import figures
 
@@ -17,4 +18,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     invented.write(folder, *invented.NAMES)
     for name in invented.NAMES:
         figures.draw(invented.experiment(name), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of every exact experiment, their tables enumerated over a few points."""
+    folder = tmp_path_factory.mktemp("exact")
+    thinned.write(folder)
+    for experiment in thinned.experiments().values():
+        figures.draw(experiment, folder)
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -13,19 +14,23 @@ from pathlib import Path
 import invented
 import pandas as pd
 import pytest
+import thinned
 
-from grpo_ablate.analysis import paper
+from grpo_ablate.analysis import paper, theory
 from grpo_ablate.errors import UserError
+from grpo_ablate.exact.propositions import examine
 from grpo_ablate.spec.cells import cells
 
 SOURCES = invented.ROOT / "paper"
-EXPERIMENTS = [invented.experiment(name) for name in invented.NAMES]
+TRAINED = [invented.experiment(name) for name in invented.NAMES]
+EXPERIMENTS = [*TRAINED, *thinned.experiments().values()]
 
 
 @pytest.fixture
-def place(results, tmp_path) -> Path:
+def place(results, exact, tmp_path) -> Path:
     """A folder with the paper's sources and results of its own."""
-    shutil.copytree(results, tmp_path / "results")
+    for made in (results, exact):
+        shutil.copytree(made, tmp_path / "results", dirs_exist_ok=True)
     shutil.copytree(SOURCES, tmp_path / "paper", ignore=shutil.ignore_patterns("*.pdf"))
     return tmp_path
 
@@ -77,12 +82,12 @@ def test_equal_results_give_an_equal_paper_in_another_process_and_place(place, t
     shutil.copytree(place, other)
     (other / "paper" / "paper.pdf").unlink()
     code = (
-        "import sys; from pathlib import Path; from grpo_ablate.analysis import paper\n"
-        "from grpo_ablate.spec.resolve import load_experiments\n"
-        "paper.build(Path('results'), Path('paper'), load_experiments(Path(sys.argv[1])))"
+        "import pickle, sys; from pathlib import Path; from grpo_ablate.analysis import paper\n"
+        "paper.build(Path('results'), Path('paper'), pickle.loads(Path(sys.argv[1]).read_bytes()))"
     )
+    (other / "experiments").write_bytes(pickle.dumps(EXPERIMENTS))
     subprocess.run(
-        [sys.executable, "-c", code, str(invented.ROOT / "experiments")],
+        [sys.executable, "-c", code, "experiments"],
         check=True,
         cwd=other,
         env={**os.environ, "PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo"},
@@ -128,7 +133,7 @@ def test_best_group_size_follows_the_table(place):
 
 def test_code_and_versions_come_from_the_records_and_times_do_not_matter(place):
     def record(commit: str, started: str) -> None:
-        for cell in cells(EXPERIMENTS):
+        for cell in cells(TRAINED):
             folder = place / "results" / cell.folder
             folder.mkdir(parents=True, exist_ok=True)
             content = {
@@ -152,7 +157,7 @@ def test_code_and_versions_come_from_the_records_and_times_do_not_matter(place):
 
 def test_every_declared_input_is_needed_and_its_absence_named(place):
     declared = paper.inputs(EXPERIMENTS)
-    assert len(declared) == 4
+    assert len(declared) == 2 + len(theory.TOLD) + 1 + len(theory.FIGURES) + 2
     for name in declared:
         path = place / "results" / name
         content = path.read_bytes()
@@ -172,3 +177,74 @@ def test_a_row_that_the_text_needs_and_the_table_lacks_is_named(place):
     table[table["row"] != "ddof-1"].to_parquet(path)
     with pytest.raises(UserError, match="the paper tells of ddof-1, which has no runs"):
         build(place)
+
+
+def test_numbers_of_expected_updates_follow_the_exact_tables(place):
+    before, _ = build(place)
+    told = before["theory"]
+    # The closed forms: c_8(0.1), 1 - 0.99^16 - 0.01^16, the cosine of (-2, 0, 2) with (-11, -8, 19).
+    assert told["factor"]["some"]["factor"] == "2.33"
+    assert told["factor"]["mixed"]["many"] == "0.149"
+    assert told["direction"]["cosines"].startswith("0.9078, ")
+    path = place / "results" / "tables" / "exact-direction.csv"
+    table = pd.read_csv(path)
+    table.loc[table["sampling.group_size"] == 2, "cosine"] = 0.5
+    table.to_csv(path, index=False)
+    after, _ = build(place)
+    assert after["theory"]["direction"]["cosines"].startswith("0.5000, ")
+    assert after["theory"]["direction"]["angle"] == "60"
+
+
+def test_the_paper_says_so_when_a_proposition_fails(place):
+    before, holding = build(place)
+    assert before["theory"]["propositions"]["all"]
+    path = place / "results" / "tables" / "propositions.csv"
+    table = thinned.findings()
+    table.loc[2, "verdict"] = "fails"
+    table.to_csv(path, index=False)
+    found, failing = build(place)
+    propositions = found["theory"]["propositions"]
+    assert (propositions["all"], propositions["holding"]) == (False, str(len(table) - 1))
+    assert [line["all"] for line in propositions["rows"]] == [True, True, False, True]
+    assert failing != holding
+
+
+def test_the_gap_of_a_proposition_is_the_largest_of_its_exact_equalities():
+    table = thinned.findings()
+    table.loc[3, "difference"] = -5e-15
+    table.loc[4, ["difference", "tolerance"]] = (3e-5, 5e-5)  # a printed value
+    table.loc[5, ["difference", "relation"]] = (0.4, "exceeds")
+    rows = theory.propositions(table)["rows"]
+    assert rows[-1]["title"] == "Dynamics"
+    assert rows[-1]["gap"] == "7.0 times 10^(-15)"
+
+
+def test_a_finding_or_a_row_that_the_text_needs_is_named_when_it_is_missing(place):
+    path = place / "results" / "tables" / "propositions.csv"
+    whole = thinned.findings()
+    whole[whole["proposition"] != "process"].to_csv(path, index=False)
+    with pytest.raises(UserError, match="tells of 'cosine of process and outcome updates'"):
+        build(place)
+    whole.to_csv(path, index=False)
+    path = place / "results" / "tables" / "exact-factor.csv"
+    table = pd.read_csv(path)
+    table[table["success"] != 0.1].to_csv(path, index=False)
+    with pytest.raises(UserError, match=r"tells of norm_ratio of row 'group-std' at .* success = 0\.1"):
+        build(place)
+
+
+def test_an_exact_experiment_that_the_text_needs_is_named_when_it_is_missing(place):
+    known = [experiment for experiment in EXPERIMENTS if experiment.name != "exact-kl"]
+    with pytest.raises(UserError, match="tells of the experiment exact-kl, which does not exist"):
+        paper.build(place / "results", place / "paper", known)
+
+
+@pytest.mark.slow
+def test_the_propositions_have_every_finding_that_the_text_tells_of():
+    found = {
+        (name, finding.case, finding.quantity): finding.value[0]
+        for name in ("population-limit", "process", "dynamics")
+        for finding in examine(name).findings
+    }
+    for name, case, quantity, value in thinned.FINDINGS[1:]:
+        assert found[name, case, quantity] == pytest.approx(value, abs=2e-3), (case, quantity)

@@ -71,6 +71,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     pushes.axvline(0, color="black", linewidth=0.6)
     pushes.set_yticks(range(len(bars)), [name for name, _ in bars])
     pushes.set_ylim(len(bars) - 0.5, -0.5)
+    pushes.set_title(f"{_name(first[0])}, $G$ = {_size(material):g}")
     pushes.set_xlabel("d log P(class), update scaled\nto the gradient's length")
     for axes, (name, label) in zip(numbers, NUMBERS.items(), strict=True):
         _dots(axes, material, advantages, name, len(bars) - len(first))
