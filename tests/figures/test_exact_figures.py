@@ -181,6 +181,10 @@ def test_shading_starts_where_leave_one_out_exceeds_no_baseline(exact):
     for size in (2, 8):
         bound = (2 * size - 4) / (3 * size - 5)
         assert raised_from(found, size) == min(p for p in successes if p > bound)
+    # Groups of two: the group mean has variance q (1 - 2 q) / 4 with q = p (1 - p), no baseline q (1 - p)^2.
+    assert raised_from(found, 2, "variance_per_rollout") == min(
+        p for p in successes if (1 - 2 * p * (1 - p)) / 4 > (1 - p) ** 2
+    )
 
 
 def test_the_weight_of_a_pair_is_constant_and_dpo_s_is_its_sigmoid(exact):

@@ -27,6 +27,9 @@ MEASURES = {
     "noise_per_rollout": "$G$ x variance / |E update|$^2$",
 }
 CONSTANTS = {"expected-reward": ORANGE, "variance-minimising": SKY}
+# Rows that coincide at some group size: dashed, each above the one before.
+DASHES = {"leave-one-out": (0, (4, 3)), "mean": (0, (1.5, 1.5))}
+ORDER = {"leave-one-out": 3, "mean": 4}
 FLOOR = 1e-2  # of the logarithmic axis; what lies below is 0 or as good as
 
 
@@ -54,8 +57,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
         for axes, size in zip(line, sizes, strict=True):
             logarithmic = measure == "noise_per_rollout"
             _lines(axes, material, size, measure, logarithmic)
-            if logarithmic:
-                _shade(axes, material, size)
+            _shade(axes, material, size, measure)
             success_axis(axes)
             sns.despine(ax=axes)
         line[0].set_ylabel(name)
@@ -71,17 +73,12 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     return figure
 
 
-# Rows that coincide at some group size: dashed, each above the one before.
-_DASHES = {"leave-one-out": (0, (4, 3)), "mean": (0, (1.5, 1.5))}
-_ORDER = {"leave-one-out": 3, "mean": 4}
-
-
 def _plain(row: ExactRow) -> str:
     return row.switches.advantage.baseline if row.switches.advantage.scale == "none" else ""
 
 
 def _dashes(row: ExactRow) -> Any:
-    return _DASHES.get(_plain(row), "-")
+    return DASHES.get(_plain(row), "-")
 
 
 def _lines(axes: Axes, material: ExactMaterial, size: float, measure: str, logarithmic: bool) -> None:
@@ -89,7 +86,7 @@ def _lines(axes: Axes, material: ExactMaterial, size: float, measure: str, logar
         x, y = material.curve(row, "success", measure, {SIZE: size})
         y = np.where(y < FLOOR, np.nan, y) if logarithmic else y
         axes.plot(
-            x, y, color=_colour(row), linestyle=_dashes(row), zorder=_ORDER.get(_plain(row), 2), clip_on=False
+            x, y, color=_colour(row), linestyle=_dashes(row), zorder=ORDER.get(_plain(row), 2), clip_on=False
         )
     if logarithmic:
         axes.set_yscale("log")
@@ -99,23 +96,24 @@ def _lines(axes: Axes, material: ExactMaterial, size: float, measure: str, logar
         axes.set_ylim(bottom=0)
 
 
-def raised_from(material: ExactMaterial, size: float) -> float | None:
-    """Return the least success probability of the table from which on the group mean is noisier than none.
+def raised_from(material: ExactMaterial, size: float, measure: str = "noise_per_rollout") -> float | None:
+    """Return the least success probability from which on the group mean raises a measure above that of none.
 
-    Noise is variance per rollout over the squared length of the expected update, since the group mean shortens it.
+    By default noise: variance per rollout over the squared length of the expected update, which the group mean
+    shortens.
     """
     mean, none = _of(material, "mean"), _of(material, "none")
     if mean is None or none is None:
         return None
-    x, with_mean = material.curve(mean, "success", "noise_per_rollout", {SIZE: size})
-    _, without = material.curve(none, "success", "noise_per_rollout", {SIZE: size})
+    x, with_mean = material.curve(mean, "success", measure, {SIZE: size})
+    _, without = material.curve(none, "success", measure, {SIZE: size})
     lower = np.flatnonzero(with_mean <= without)
     first = 0 if len(lower) == 0 else int(lower[-1]) + 1
     return float(x[first]) if first < len(x) else None
 
 
-def _shade(axes: Axes, material: ExactMaterial, size: float) -> None:
-    start = raised_from(material, size)
+def _shade(axes: Axes, material: ExactMaterial, size: float, measure: str) -> None:
+    start = raised_from(material, size, measure)
     if start is not None:
         axes.axvspan(start, 1, color=style.PALE, alpha=0.5, linewidth=0, zorder=0)
 
@@ -125,6 +123,6 @@ def caption(material: ExactMaterial, options: dict[str, Any]) -> str:
     return material.told(
         "Variance of the update per rollout (above) and over the squared length of the expected update "
         "(below, the number of rollouts at which noise equals signal) against the success probability. "
-        "Shaded: by the latter measure, subtracting the group mean is noisier than subtracting nothing. "
-        "The variance-minimising constant has variance 0 here."
+        "Shaded: by that measure, subtracting the group mean is noisier than subtracting nothing. The "
+        "variance-minimising constant has variance 0 here."
     )
