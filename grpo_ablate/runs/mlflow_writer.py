@@ -63,12 +63,15 @@ def log_experiment(experiment: Experiment, results: Path, uri: str | None = None
         number = experiment_id(client, experiment.testbed.name)
         labelled = find_runs(client, number, f"tags.`{label}` LIKE '%'")
         for cell in blocks:
-            known = {pair: labelled.pop(pair) for pair in _pairs(cell) if pair in labelled}
+            pairs = [
+                (cell.hash, seed) for seed in range(cell.first_seed, cell.last_seed + 1) if seed < experiment.seeds
+            ]
+            known = {pair: labelled.pop(pair) for pair in pairs if pair in labelled}
             if cell.folder in missing:
                 continue
             row = ", ".join(row.id for row in experiment.rows if row.hash == cell.hash)
-            added = _log_block(client, number, _read(results, cell), known, label, row)
-            written, unchanged = written + added, unchanged + len(_pairs(cell)) - added
+            added = _log_block(client, number, _read(results, cell), pairs, known, label, row)
+            written, unchanged = written + added, unchanged + len(pairs) - added
         for run in (run for runs in labelled.values() for run in runs):  # of a row or seed that is no more
             client.delete_tag(run.info.run_id, label)
     if missing:
@@ -117,34 +120,32 @@ def _read(results: Path, cell: Cell) -> _Block:
     return _Block(cell, record, read_samples(folder))
 
 
-def _pairs(cell: Cell) -> list[Run]:
-    return [(cell.hash, seed) for seed in range(cell.first_seed, cell.last_seed + 1)]
-
-
 def _log_block(
     client: MlflowClient,
     experiment: str,
     block: _Block,
+    pairs: Sequence[Run],
     known: Mapping[Run, Sequence[MlflowRun]],
     label: str,
     row: str,
 ) -> int:
-    """Log the runs of one record that MLflow does not hold, label the others; return how many were written.
+    """Log those ``pairs`` of one record that MLflow does not hold, label the others; return how many were written.
 
     ``known`` are the block's runs with that label: where they are not enough, others are looked for.
     """
     mark, written = fingerprint(block.record.run, block.record.timing), 0
-    if any(mark not in map(complete, known.get(pair, ())) for pair in _pairs(block.cell)):
+    if any(mark not in map(complete, known.get(pair, ())) for pair in pairs):
         known = find_runs(client, experiment, f"tags.hash = '{block.cell.hash}'")
-    for seed, lines in record_lines(block.record).items():
-        held = known.get((block.cell.hash, seed), ())
+    recorded = record_lines(block.record)
+    for pair in pairs:
+        seed, held = pair[1], known.get(pair, ())
         whole = next((run for run in held if complete(run) == mark), None)
         rows = {key: text for run in held for key, text in run.data.tags.items() if key.startswith("row.")}
         for run in held:
             if run is not whole:
                 discard(client, run)
         if whole is None:
-            _write(client, experiment, block, seed, lines, {**rows, label: row}, {"record": mark})
+            _write(client, experiment, block, seed, recorded[seed], {**rows, label: row}, {"record": mark})
             written += 1
         elif whole.data.tags.get(label) != row:
             client.set_tag(whole.info.run_id, label, row)

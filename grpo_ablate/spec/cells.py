@@ -30,10 +30,14 @@ class Cell:
 
 
 def row_cells(experiment: Experiment, row: Row) -> list[Cell]:
-    """Return the cells of one row: blocks of seeds aligned to the testbed's ``seeds_per_job``."""
+    """Return the cells of one row: whole blocks of the testbed's ``seeds_per_job`` seeds.
+
+    A block is the same for every experiment, so a (spec, seed) of a testbed is trained in one place only; an
+    experiment with fewer seeds than its last block holds uses the first of them.
+    """
     size, text = experiment.testbed.seeds_per_job, canonical_json(row.effective)
     return [
-        Cell(experiment.testbed.name, row.hash, first, min(first + size, experiment.seeds) - 1, text)
+        Cell(experiment.testbed.name, row.hash, first, first + size - 1, text)
         for first in range(0, experiment.seeds, size)
     ]
 

@@ -42,6 +42,7 @@ class Plan:
     question: str
     testbed: str
     baseline: str
+    seeds_per_job: int
     rows: list[RowPlan]
     jobs: int
     jobs_to_run: int
@@ -88,6 +89,7 @@ def plan(experiment: Experiment, results: Path) -> Plan:
         experiment.question,
         experiment.testbed.name,
         experiment.baseline,
+        experiment.testbed.seeds_per_job,
         rows,
         len(cells),
         len(todo),
@@ -126,6 +128,7 @@ def _text(p: Plan) -> str:
         f"{p.experiment}: {p.question}",
         f"  testbed {p.testbed}, baseline {p.baseline}, {len(p.rows)} rows x {seeds} seeds = "
         f"{len(p.rows) * seeds} runs",
+        f"  seeds are trained in blocks of {p.seeds_per_job}, a job each",
         "",
         f"  {'row':<{width}}  {'B':>3} {'G':>3} {'rounds':>6} {'updates':>7} {'rollouts':>9} {'tokens':>9}  state",
     ]
@@ -147,7 +150,7 @@ def _text(p: Plan) -> str:
     lines += _inert_lines(p)
     for note, rows in _grouped((n, r.row) for r in p.rows for n in r.notes).items():
         lines.append(_wrapped(f"note, {_names(rows, len(p.rows))}: {note}."))
-    total = sum(r.rollouts * r.seeds for r in p.rows if r.twin_of is None)
+    total = sum(r.rollouts * r.jobs * p.seeds_per_job for r in p.rows if r.twin_of is None)
     time = (
         "unknown (nothing of this testbed has run on this machine)"
         if p.seconds is None

@@ -37,6 +37,7 @@ def reduced(experiment: Experiment) -> Experiment:
     return replace(
         experiment,
         rows=tuple(_shortened(row) for row in kept),
+        testbed=replace(experiment.testbed, seeds_per_job=SEEDS),
         seeds=min(SEEDS, experiment.seeds),
         figures=tuple(figure for figure in experiment.figures if figure.kind != "published"),
         published=None,  # its values are of full runs

@@ -57,7 +57,7 @@ def test_every_run_has_parameters_history_tags_and_artifacts(recorded, results):
     assert run.data.params["advantage.scale"] == "none"
     assert run.data.tags["row.small"] == "mean-only"
     assert by_key[recorded.row("base").hash, "0"].data.tags["row.small"] == "base, twin"
-    assert run.data.tags["folder"] == f"runs/tiny/{row.hash[:8]}/seeds-2-2"
+    assert run.data.tags["folder"] == f"runs/tiny/{row.hash[:8]}/seeds-2-3"
     assert run.data.tags["commit"] == "c0ffee"
     history = remote.get_metric_history(run.info.run_id, "eval/reward")
     assert sorted(point.step for point in history) == [0, 1, 1, 2, 3]

@@ -70,6 +70,14 @@ def test_seed_blocks_are_aligned_so_that_more_seeds_add_blocks(write: Write) -> 
     assert {(a, b) for _, a, b in blocks[12] - blocks[8]} == {(8, 11)}
 
 
+def test_blocks_are_whole_so_that_a_seed_is_trained_in_one_place(write: Write) -> None:
+    few, many = (
+        {(c.hash, c.first_seed, c.last_seed) for c in cells([load_experiment(write({"seeds": seeds}))])}
+        for seeds in (5, 8)
+    )
+    assert few == many
+
+
 def test_shipped_experiments_resolve() -> None:
     experiments = {e.name: e for e in load_experiments()}
     assert {"selection", "selection-group-size", "selection-kl"} <= set(experiments)
