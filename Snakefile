@@ -24,12 +24,14 @@ rule all:
         GRID.exact_results,
         GRID.paper,
     message:
-        "everything"
+        "everything is up to date"
 
 
 rule grid:
     input:
         rules.all.input,
+    message:
+        "everything is up to date"
 
 
 # The experiments that take seconds, the exact ones, and the paper.
@@ -38,18 +40,24 @@ rule quick:
         GRID.results(*GRID.quick),
         GRID.exact_results,
         GRID.paper,
+    message:
+        "tables: results/tables, figures: results/figures, paper: paper/paper.pdf"
 
 
 # What is enumerated instead of trained: tables and figures of the exact experiments, and the propositions.
 rule exact:
     input:
         GRID.exact_results,
+    message:
+        "tables: results/tables, figures: results/figures"
 
 
 # A reduced grid over every experiment, apart in results/smoke.
 rule smoke:
     input:
         expand(rules.smoke_testbed.output, testbed=GRID.testbeds),
+    message:
+        "the reduced grid ran: results/smoke"
 
 
 # One target by the name of each experiment.
@@ -60,3 +68,5 @@ for name in GRID.experiments:
             name
         input:
             GRID.results(name),
+        message:
+            "tables: results/tables, figures: results/figures"

@@ -12,6 +12,8 @@ rule exact_table:
         made=made("exact", "{exact}"),
     log:
         "results/logs/exact/{exact}.log",
+    message:
+        "enumerate {wildcards.exact}"
     threads: 1
     shell:
         "python -m grpo_ablate exact-table experiments/{wildcards.exact}.yaml --results results"
@@ -32,6 +34,8 @@ rule propositions:
         made=made("exact", "propositions"),
     log:
         "results/logs/exact/propositions.log",
+    message:
+        "check the propositions"
     threads: 1
     shell:
         "python -m grpo_ablate propositions --results results 2> {log} && cp {input.plan} {output.made}"

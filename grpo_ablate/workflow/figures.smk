@@ -20,6 +20,8 @@ for name in GRID.experiments:
             made=made("draw", name),
         log:
             f"results/logs/draw/{name}.log",
+        message:
+            "draw {params.experiment}"
         params:
             experiment=name,
             question=GRID.experiments[name].question,
@@ -50,6 +52,8 @@ for name in GRID.exact:
             made=made("draw", name),
         log:
             f"results/logs/draw/{name}.log",
+        message:
+            "draw {params.experiment}"
         threads: 1
         params:
             experiment=name,

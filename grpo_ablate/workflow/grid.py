@@ -65,6 +65,16 @@ class Grid:
         uri = self.tracking_uri or f"sqlite:///{RESULTS}/mlflow.db"
         return f"--stream {uri}" if streams[testbed] else ""
 
+    def row(self, testbed: str, short_hash: str) -> str:
+        """The row, or the first of several, that the cells in that folder belong to."""
+        names = [
+            f"{experiment.name}: {row.id}"
+            for experiment in self.experiments.values()
+            for row in experiment.rows
+            if (experiment.testbed.name, row.hash[:8]) == (testbed, short_hash)
+        ]
+        return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
+
     def cells_of(self, name: str) -> list[Cell]:
         """The distinct cells of an experiment, sorted."""
         experiment = self.experiments[name]

@@ -7,6 +7,8 @@ rule log:
         made("log", "{experiment}"),
     log:
         "results/logs/log/{experiment}.log",
+    message:
+        "log {wildcards.experiment} to MLflow"
     priority: 10  # the writers queue: the first should not wait for tables and figures
     resources:
         mlflow=1,

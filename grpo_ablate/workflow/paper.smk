@@ -14,5 +14,7 @@ rule paper:
         made=made("paper", "paper"),
     log:
         "results/logs/paper.log",
+    message:
+        "typeset paper/paper.pdf"
     shell:
         "python -m grpo_ablate paper --results results 2> {log} && cp {input.plan} {output.made}"

@@ -16,6 +16,8 @@ rule collect:
         made=made("collect", "{experiment}"),
     log:
         "results/logs/collect/{experiment}.log",
+    message:
+        "tabulate {wildcards.experiment}"
     params:
         source=GRID.source,
     shell:

@@ -14,8 +14,11 @@ rule train:
         ),
     log:
         "results/logs/{testbed}/{hash}/seeds-{seeds}.log",
+    message:
+        "train {resources.row}, seeds {wildcards.seeds}"
     threads: 1
-    resources:  # not a parameter: another address must not train anything again
+    resources:  # not parameters: another name or address must not train anything again
+        row=lambda wildcards: GRID.row(wildcards.testbed, wildcards.hash),
         stream=lambda wildcards: GRID.stream(wildcards.testbed),
     params:
         spec=lambda wildcards: GRID.spec(wildcards.testbed, wildcards.hash),
