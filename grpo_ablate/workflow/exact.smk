@@ -12,9 +12,9 @@ rule exact_table:
         made=made("exact", "{exact}"),
     log:
         "results/logs/exact/{exact}.log",
+    threads: 1
     message:
         "enumerate {wildcards.exact}"
-    threads: 1
     shell:
         "python -m grpo_ablate exact-table experiments/{wildcards.exact}.yaml --results results"
         " 2> {log} && cp {input.plan} {output.made}"
@@ -34,8 +34,8 @@ rule propositions:
         made=made("exact", "propositions"),
     log:
         "results/logs/exact/propositions.log",
+    threads: 1
     message:
         "check the propositions"
-    threads: 1
     shell:
         "python -m grpo_ablate propositions --results results 2> {log} && cp {input.plan} {output.made}"

@@ -20,11 +20,11 @@ for name in GRID.experiments:
             made=made("draw", name),
         log:
             f"results/logs/draw/{name}.log",
-        message:
-            "draw {params.experiment}"
         params:
             experiment=name,
             question=GRID.experiments[name].question,
+        message:
+            "draw {params.experiment}"
         shell:
             "python -m grpo_ablate figures experiments/{params.experiment}.yaml --results results"
             " 2> {log} && cp {input.plan} {output.made}"
@@ -52,14 +52,14 @@ for name in GRID.exact:
             made=made("draw", name),
         log:
             f"results/logs/draw/{name}.log",
-        message:
-            "draw {params.experiment}"
         threads: 1
         params:
             experiment=name,
             question=GRID.exact[name].question,
             exact=GRID.exact[name].exact,
             assumed=GRID.exact[name].assumed,
+        message:
+            "draw {params.experiment}"
         shell:
             "python -m grpo_ablate figures experiments/{params.experiment}.yaml --results results"
             " 2> {log} && cp {input.plan} {output.made}"

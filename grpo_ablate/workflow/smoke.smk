@@ -6,8 +6,8 @@ rule smoke_testbed:
         made("smoke", "{testbed}"),
     log:
         "results/logs/smoke/{testbed}.log",
+    threads: 1
     message:
         "smoke test of the testbed {wildcards.testbed}"
-    threads: 1
     shell:
         "python -m grpo_ablate smoke {wildcards.testbed} --results results/smoke 2> {log} && cp {input} {output}"

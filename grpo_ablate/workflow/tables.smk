@@ -16,10 +16,10 @@ rule collect:
         made=made("collect", "{experiment}"),
     log:
         "results/logs/collect/{experiment}.log",
-    message:
-        "tabulate {wildcards.experiment}"
     params:
         source=GRID.source,
+    message:
+        "tabulate {wildcards.experiment}"
     shell:
         "python -m grpo_ablate collect experiments/{wildcards.experiment}.yaml --results results"
         " --source {params.source:q} 2> {log} && cp {input.plan} {output.made}"

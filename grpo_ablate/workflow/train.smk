@@ -14,14 +14,14 @@ rule train:
         ),
     log:
         "results/logs/{testbed}/{hash}/seeds-{seeds}.log",
-    message:
-        "train {resources.row}, seeds {wildcards.seeds}"
     threads: 1
     resources:  # not parameters: another name or address must not train anything again
         row=lambda wildcards: GRID.row(wildcards.testbed, wildcards.hash),
         stream=lambda wildcards: GRID.stream(wildcards.testbed),
     params:
         spec=lambda wildcards: GRID.spec(wildcards.testbed, wildcards.hash),
+    message:
+        "train {resources.row}, seeds {wildcards.seeds}"
     shell:
         "exec python -m grpo_ablate train --cell {params.spec:q} --testbed {wildcards.testbed}"
         " --seeds {wildcards.seeds} --results results --stop-with-parent {resources.stream} 2> {log}"
