@@ -7,6 +7,7 @@ mean of unequal parts. Runs of other trainers can be brought in under these name
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -129,6 +130,15 @@ def divide(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
     if "train/ratio" in values and "train/ratio_square" in values:
         values["train/effective_sample_size"] = values["train/ratio"].square() / values["train/ratio_square"]
     return dict(sorted(values.items()))
+
+
+def known(name: str) -> bool:
+    """Whether a metric is published under this name, with any k for ``pass_at_k``.
+
+    >>> known("eval/pass_at_4"), known("eval/pass_at_k4")
+    (True, False)
+    """
+    return name in METRICS or re.fullmatch(r"eval/pass_at_[1-9][0-9]*", name) is not None
 
 
 def names() -> tuple[str, ...]:

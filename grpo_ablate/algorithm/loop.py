@@ -90,7 +90,7 @@ class Loop:
         ``on_exhausted: fail`` meets a round that ``max_resample`` leaves short of accepted groups.
         """
         began = time.perf_counter()
-        if self.due(self.spec.kl.refresh_reference):
+        if self.spec.kl.beta > 0 and self.due(self.spec.kl.refresh_reference):
             self.policy.refresh_reference(~self.stopped)
         while len(self.queue) <= self.spec.update.staleness and bool(self.can_sample().any()):
             self.queue.append(self.sample())

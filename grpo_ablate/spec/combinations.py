@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grpo_ablate.errors import nearest
 from grpo_ablate.spec.schema import Spec, Switches
 
 _GROUP_BASELINES = ("mean", "leave-one-out")
@@ -14,7 +15,7 @@ def refusal(spec: Switches) -> str | None:
         reason = rule(spec)
         if reason is not None:
             return reason
-    return _budget(spec) if isinstance(spec, Spec) else None
+    return (_task(spec) or _budget(spec)) if isinstance(spec, Spec) else None
 
 
 def _advantage(spec: Switches) -> str | None:
@@ -56,6 +57,11 @@ def _update(spec: Switches) -> str | None:
             return (
                 f"update.surrogate {update.surrogate} gives one value per response, but advantage.supervision "
                 "process gives one advantage per token: use outcome, or set update.force: true."
+            )
+        if spec.kl.beta > 0 and spec.kl.place == "reward-after":
+            return (
+                f"update.surrogate {update.surrogate} gives one value per response, but kl.place reward-after "
+                "gives one advantage per token: use loss or reward-before, or set update.force: true."
             )
     if update.surrogate in ("clip", "sequence") and update.clip_low != "off" and update.clip_low >= 1:
         return f"update.clip_low is {update.clip_low}, but a ratio is never below 0: use less than 1, or off."
@@ -100,6 +106,23 @@ def _kl(spec: Switches) -> str | None:
             "kl.place reward-before puts the penalty into response rewards, which advantage.supervision process "
             "does not read: use loss or reward-after."
         )
+    return None
+
+
+def _task(spec: Spec) -> str | None:
+    known = spec.task.components
+    for name in spec.reward.components:
+        if name not in known:
+            return (
+                f"reward.components: the task {spec.task.name} has no component '{name}'; {nearest(name, known)}"
+            )
+    if spec.sampling.dynamic != "off" and spec.sampling.filter_on not in (*known, "reward"):
+        return (
+            f"sampling.filter_on: the task {spec.task.name} has no component '{spec.sampling.filter_on}'; "
+            f"{nearest(spec.sampling.filter_on, (*known, 'reward'))}"
+        )
+    if spec.advantage.supervision == "process" and not spec.task.has_steps:
+        return f"advantage.supervision process needs step scores, which the task {spec.task.name} does not have."
     return None
 
 

@@ -64,7 +64,7 @@ class ExperimentFile(Section):
     question: str
     testbed: Name
     baseline: str
-    seeds: Count
+    seeds: Annotated[int, Field(ge=1, le=100_000)]
     metric: str = "eval/reward"
     axes: dict[Name, Annotated[dict[Name, Changes], Field(min_length=1)]] = {}  # named levels, crossed
     rows: dict[Name, RowFile] = {}
@@ -79,7 +79,7 @@ class TestbedFile(Section):
 
     description: str
     quick: bool = False  # takes seconds: belongs to the `quick` target
-    seeds_per_job: Count = 8
+    seeds_per_job: Annotated[int, Field(ge=1, le=10_000)] = 8
     stale: Literal["rerun", "keep"] = "rerun"  # what to do with results of older training code
     stream: bool = False  # long runs log to MLflow while they train
     task: SelectionTask

@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("sampling.engine",), lambda s: s.policy.name == "tabular", "a tabular policy samples by itself"),
     Rule(
-        ("sampling.filter_on", "sampling.max_resample", "sampling.on_exhausted"),
+        ("sampling.max_resample", "sampling.on_exhausted"),
         lambda s: s.sampling.dynamic == "off",
         "dynamic sampling is off",
     ),
@@ -119,12 +119,14 @@ RULES: tuple[Rule, ...] = (
         "exact KL is differentiated as a function of the policy",
     ),
     Rule(
-        ("kl.beta", "kl.estimator", "kl.place", "kl.refresh_reference"),
+        ("kl.beta", "kl.estimator", "kl.place"),
         lambda s: (
             s.kl.place == "reward-before"
             and s.kl.estimator == "exact"
             and s.sampling.max_tokens == 1
             and s.advantage.baseline in ("mean", "leave-one-out")
+            and s.advantage.scale != "batch-std"  # the constants of the groups differ
+            and s.kl.refresh_reference == 0  # the measured KL is to the last reference
         ),
         "with one token, exact KL in the reward is one constant per group, which the group's mean removes",
     ),
@@ -147,18 +149,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("update.log_ratio_clamp",),
-        lambda s: s.update.surrogate == "reinforce" or _one_step(s),
-        "no log ratio is far from 0",
-    ),
-    Rule(
-        ("update.reduction", "update.constant"),
-        lambda s: s.sampling.max_tokens == 1 and s.update.constant in (1, "max-tokens"),
-        "responses have one token, so every reduction gives it the same weight",
+        _one_step,
+        "with one optimiser step per round every log ratio is 0",
     ),
     Rule(
         ("update.constant",),
         lambda s: s.update.reduction != "constant",
         "only the reduction constant reads it",
+    ),
+    Rule(
+        ("update.reduction", "update.constant"),
+        lambda s: s.sampling.max_tokens == 1 and s.update.constant in (1, "max-tokens"),
+        "responses have one token, so every reduction gives it the same weight",
     ),
     Rule(
         ("update.mismatch", "update.mismatch_level", "update.mismatch_cap"),

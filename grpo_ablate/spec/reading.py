@@ -33,6 +33,8 @@ class _Loader(yaml.CSafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, int] = {}
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue  # what an anchor brings in may be overridden
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str | int | float | bool):
             raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_ablate import metrics
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.combinations import refusal
 from grpo_ablate.spec.files import Changes, ExperimentFile, Figures, RowFile, TestbedFile
@@ -148,13 +149,26 @@ def load_experiment(path: Path) -> Experiment:
     if file.baseline not in written:
         raise UserError(f"{path}: the baseline '{file.baseline}' is no row; {nearest(file.baseline, written)}")
     published = None if file.published is None else path.parent.parent / file.published
-    if published is not None and not published.exists():
-        raise UserError(f"{path}: the published table {file.published} does not exist.")
+    if published is not None and not _exists(published):
+        raise UserError(f"{path}: the published table {str(file.published)[:200]} does not exist.")
     axes = {axis: tuple(levels) for axis, levels in file.axes.items()}
-    return Experiment(
+    experiment = Experiment(
         path.stem, path, file.question, testbed, file.baseline, file.seeds, file.metric, rows, axes,
         figure_specs(file.figures), published,
     )  # fmt: skip
+    from grpo_ablate.analysis.figures import named
+
+    named(experiment)  # refuses figures that could not be drawn
+    if not metrics.known(file.metric):
+        raise UserError(f"{path}: metric: no metric '{file.metric}'; {nearest(file.metric, metrics.names())}")
+    return experiment
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long for the file system
+        return False
 
 
 def figure_specs(figures: Figures) -> tuple[FigureSpec, ...]:

@@ -7,7 +7,7 @@ old hashes mean: bump ``SCHEMA_VERSION`` when one must change (a test keeps the 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=80)]
 
 
@@ -45,6 +45,9 @@ class SelectionPrompt(Section):
 
 class SelectionTask(Section):
     """Choose one of a prompt's fixed candidates; the reward is the candidate's quality."""
+
+    components: ClassVar[tuple[str, ...]] = ("quality", "accuracy")
+    has_steps: ClassVar[bool] = False  # no step scores: process supervision has nothing to read
 
     name: Literal["selection"] = "selection"
     version: int = 1
@@ -141,7 +144,7 @@ class Update(Section):
     staleness: Annotated[int, Field(ge=0)] = 0  # rounds between sampler and trainer
     mismatch: Literal["none", "truncate", "mask"] = "none"
     mismatch_level: Literal["token", "sequence"] = "token"
-    mismatch_cap: Positive = 2.0
+    mismatch_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     force: bool = False  # allow a combination that is refused because it misweights tokens
 
 

@@ -39,6 +39,11 @@ def test_a_key_written_twice_is_refused_with_both_lines() -> None:
         parse_yaml("a: 1\nb: 2\na: 3\n", "x.yaml")
 
 
+def test_merge_keys_bring_in_what_is_not_overridden() -> None:
+    read = parse_yaml("base: &x {scale: none, ddof: 1}\nother: {<<: *x, ddof: 0}\n", "file")
+    assert read["other"] == {"scale": "none", "ddof": 0}
+
+
 @pytest.mark.parametrize("text", ["a: [1, 2", "a: b: c", "\tx: 1", "a: !!python/object/apply:os.system ['true']"])
 def test_broken_or_unsafe_yaml_is_a_sentence_with_the_line(text: str) -> None:
     with pytest.raises(UserError, match=r"x\.yaml: line \d+:"):

@@ -122,6 +122,30 @@ def test_shipped_experiments_resolve() -> None:
         ),
         ({"axes": {"one": {"base": {}}}}, "row 'base' is written under rows and crossed from axes"),
         ({"axes": {"one": {"a--b": {}}}}, "the level 'a--b' contains '--'"),
+        ({"figures": ["curve"]}, "figures: no kind 'curve'; did you mean 'curves'?"),
+        ({"figures": [{"curves": {"x": "update"}}]}, "x 'update' is no counter; did you mean 'updates'?"),
+        ({"figures": [{"final": {"metric": "eval/rewards"}}]}, "no metric 'eval/rewards'"),
+        ({"figures": [{"final": {"rows": ["bas"]}}]}, "no row 'bas'; did you mean 'base'?"),
+        ({"figures": [{"curves": {}, "final": {}}]}, "expected a word or at most 1 entries."),
+        ({"metric": "eval/rewards"}, "metric: no metric 'eval/rewards'; did you mean 'eval/reward'?"),
+        ({"rows": {"base": {"advantage": {"supervision": "process"}}}}, "does not have"),
+        ({"rows": {"base": {"reward": {"components": {"qualty": 1}}}}}, "did you mean 'quality'?"),
+        ({"rows": {"base": {"sampling": {"dynamic": "drop", "filter_on": "right"}}}}, "no component 'right'"),
+        ({"rows": {"base": {"budget": {"rollouts": 10**30}}}}, "expected at most 1e+09."),
+        ({"seeds": 10**12}, "expected at most 100000."),
+        ({"rows": {"base": {"update": {"mismatch_cap": 0.5}}}}, "expected at least 1."),
+        (
+            {
+                "rows": {
+                    "base": {
+                        "update": {"surrogate": "sequence"},
+                        "kl": {"beta": 0.1, "place": "reward-after"},
+                    }
+                }
+            },
+            "kl.place reward-after gives one advantage per token",
+        ),
+        ({"published": "x" * 5000}, "does not exist"),
         ({"figures": [{}]}, "figures.0 is {}, expected a word or at least 1 entries."),
         ({"published": "results/none.csv"}, "the published table results/none.csv does not exist"),
     ],

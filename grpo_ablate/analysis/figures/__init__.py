@@ -18,6 +18,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_ablate import metrics
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.exact_files import ExactExperiment
 
@@ -50,6 +51,7 @@ EXACT_KINDS: dict[str, dict[str, Any]] = {
     "weight": {},
 }
 FORMATS = ("pdf", "png")
+COUNTERS = ("updates", "rollouts", "tokens", "seconds")  # what a learning curve may be drawn against
 
 
 def module_name(experiment: Experiment | ExactExperiment, kind: str) -> str:
@@ -74,11 +76,25 @@ def options(experiment: Experiment | ExactExperiment, figure: FigureSpec) -> dic
     found = {**defaults, **figure.options}
     if isinstance(experiment, ExactExperiment):
         return found
+    if figure.kind == "curves":
+        for counter in _listed(found["x"]):
+            if counter not in COUNTERS:
+                raise UserError(f"{where}: curves: x '{counter}' is no counter; {nearest(str(counter), COUNTERS)}")
+    for metric in _listed(found.get("metric")):
+        if not metrics.known(str(metric)):
+            offer = nearest(str(metric), metrics.names())
+            raise UserError(f"{where}: {figure.kind}: no metric '{metric}'; {offer}")
+    for row in _listed(found.get("rows")):
+        experiment.row(str(row))
     if figure.kind in ("sweep", "grid"):
         _check_axes(where, experiment, figure.kind, found)
     if figure.kind == "published" and experiment.published is None:
         raise UserError(f"{where}: {figure.kind} sets ours beside a published table: name it under 'published'.")
     return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _check_axes(where: str, experiment: Experiment, kind: str, found: dict[str, Any]) -> None:
