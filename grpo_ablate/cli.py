@@ -18,6 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run one command; a user's mistake becomes one sentence on stderr and exit code 2."""
     arguments = _parser().parse_args(argv)
     try:
+        _check_results(getattr(arguments, "results", None))
         code = arguments.run(arguments)
     except UserError as error:
         print(f"grpo-ablate: error: {error}", file=sys.stderr)
@@ -28,6 +29,15 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     raise SystemExit(code)
+
+
+def _check_results(results: Path | None) -> None:
+    """Refuse a file where the results folder should be, before a command takes it for an empty folder."""
+    if results is None:
+        return
+    nearest = next(path for path in (results, *results.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UserError(f"--results {results}: {nearest} is not a folder.")
 
 
 def _parser() -> argparse.ArgumentParser:

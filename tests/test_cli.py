@@ -35,6 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return (code if isinstance(code, int) else 0 if code is None else 1), out, err
 
 
+CELL = ["--seeds", "0-1", "--testbed", "selection", "--cell"]
 HEAD = "question: q\ntestbed: selection\nbaseline: a\nseeds: 2\n"
 
 
@@ -90,6 +91,27 @@ def test_a_wrong_experiment_is_refused_in_one_sentence(
             "experiments/none.yaml: cannot be read: No such file or directory.",
         ),
         (["train", "a"], "'a': expected a file and a row"),
+        (
+            ["train", "experiments/case.yaml:a", "--dump", "batch.json"],
+            "--dump batch.json: goes with --dump-round",
+        ),
+        (
+            ["train", "experiments/case.yaml:a", "--dump-round", "1", "--stream", "http://127.0.0.1:9"],
+            "--dump-round: writes a batch and no run; leave out --stream.",
+        ),
+        (["train", "experiments/case.yaml:a", "--testbed", "selection"], "--testbed: goes with --cell"),
+        (["train", *CELL, "{"], "--cell: is not JSON: "),
+        (["train", *CELL, "[" * 20_000], "--cell: is not JSON: "),
+        (["train", *CELL, "[]"], "--cell: expected a JSON object"),
+        (["train", *CELL, "{}"], "--cell: the key 'task' is missing."),
+        (["train", *CELL, '{"tusk": 1}'], "--cell: unknown key 'tusk'; did you mean 'task'?"),
+        (["train", "--seeds", "0-1", "--testbed", "../x", "--cell", "{}"], "--testbed ../x: expected lower-case"),
+        (["published", "experiments/selection.yaml", "--seeds", "0"], "--seeds 0: expected 1 to 4294967296."),
+        (
+            ["published", "experiments/selection.yaml", "--random-key", "-1"],
+            "--random-key -1: expected 0 to 65535.",
+        ),
+        (["log", "experiments/case.yaml"], "none of its 1 seed blocks has a record in results; train it first."),
         (["explain", "none.json"], "none.json"),
         (["explain", "none.json", "--preset", "trl"], "no preset 'trl'; did you mean 'trl-1.16'?"),
         (["collect", "experiments/case.yaml"], "runs/selection"),
@@ -104,6 +126,62 @@ def test_a_wrong_argument_is_refused_in_one_sentence(
     assert sentence in err
     assert err.count("\n") == 1
     assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        "0-99999999999999999999", "0-4294967296", f"0-{'9' * 5000}", "4294967296-4294967297", "\u0660-\u0663",
+        "\u00b2-\u00b3", "-1-3", "0-3\n", "0-", "",
+    ],
+)  # fmt: skip
+def test_seeds_outside_the_range_are_refused_and_the_range_is_named(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str], seeds: str
+) -> None:
+    project(HEAD + "rows: {a: {}}\n")
+    code, out, err = run(capsys, "train", "experiments/case.yaml:a", f"--seeds={seeds}")
+    assert (code, out) == (2, "")
+    assert "expected the first and the last seed, as in 0-39, each from 0 to 4294967295." in err
+    assert len(err) < 300
+    assert not Path("results").exists()
+
+
+def test_more_seeds_than_a_job_can_hold_are_refused(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(HEAD + "rows: {a: {}}\n")
+    code, _, err = run(capsys, "train", "experiments/case.yaml:a", "--seeds", "0-4294967295")
+    assert code == 2 and "one job trains at most 65536 seeds" in err
+
+
+def test_the_last_seed_of_the_range_trains(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(HEAD + "rows: {a: {budget: {rollouts: 64}}}\n")
+    assert run(capsys, "train", "experiments/case.yaml:a", "--seeds", "4294967295-4294967295")[0] == 0
+    assert len(list(Path("results/runs").rglob("seeds-4294967295-4294967295/run.json"))) == 1
+
+
+@pytest.mark.parametrize("results", ["results", "results/deeper"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan"], ["status"], ["train", "experiments/case.yaml:a"], ["log", "experiments/case.yaml"],
+        ["collect", "experiments/case.yaml"], ["figures", "experiments/case.yaml"], ["paper"],
+        ["samples", "experiments/case.yaml:a"], ["smoke", "selection"], ["propositions"],
+    ],
+)  # fmt: skip
+def test_a_file_in_place_of_the_results_folder_is_refused(
+    project: Callable[[str], None], capsys: pytest.CaptureFixture[str], command: list[str], results: str
+) -> None:
+    project(HEAD + "rows: {a: {}}\n")
+    Path("results").write_text("a file")
+    code, out, err = run(capsys, *command, "--results", results)
+    assert (code, out) == (2, "")
+    assert err == f"grpo-ablate: error: --results {results}: {Path('results').absolute()} is not a folder.\n" or (
+        err == f"grpo-ablate: error: --results {results}: results is not a folder.\n"
+    )
+    assert Path("results").read_text() == "a file"
 
 
 def test_results_that_cannot_be_written_are_a_sentence(

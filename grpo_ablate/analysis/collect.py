@@ -15,6 +15,7 @@ import pyarrow.parquet
 from grpo_ablate.analysis.summary import summarise, write_summary
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_lines import INTEGERS, Lines, record_lines
+from grpo_ablate.runs.record_files import has_record
 from grpo_ablate.spec.cells import cells
 
 if TYPE_CHECKING:
@@ -97,18 +98,15 @@ def tidy(experiment: Experiment, results: Path, source: str = "records", *, part
 
 
 def _from_records(experiment: Experiment, results: Path) -> dict[Run, Measured]:
-    from grpo_ablate.runs.record import read_record
+    from grpo_ablate.runs.record import read_cell
 
     found: dict[Run, Measured] = {}
     for cell in cells([experiment]):
-        folder = results / cell.folder
-        if not (folder / "run.json").exists():
+        if not has_record(results / cell.folder):
             continue
-        record = read_record(folder)
-        if record.run["hash"] != cell.hash:
-            raise UserError(f"{folder / 'run.json'}: holds another spec than its folder's name says.")
+        record = read_cell(results, cell)
         for seed, lines in record_lines(record).items():
-            found[cell.hash, seed] = Measured(lines, str(record.run.get("digest") or ""))
+            found[cell.hash, seed] = Measured(lines, record.run["digest"])
     return found
 
 

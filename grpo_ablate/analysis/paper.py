@@ -254,25 +254,24 @@ def sweep(material: Material) -> dict[str, Any]:
 
 def provenance(experiments: Iterable[Experiment], results: Path) -> dict[str, Any]:
     """Return which code and versions made the runs, from the runs' own records, and how many runs there are."""
+    from grpo_ablate.runs.record_files import read_provenance
     from grpo_ablate.spec.cells import cells
 
-    found = cells(experiments)
-    records = []
-    for cell in found:
-        path = results / cell.folder / "provenance.json"
-        if path.exists():
-            records.append(json.loads(path.read_text(encoding="utf-8")))
+    told = list(experiments)
+    folders = [results / cell.folder for cell in cells(told)]
+    records = [read_provenance(folder) for folder in folders if (folder / "provenance.json").exists()]
+    # Not whole blocks of seeds: a block may hold more seeds than an experiment asks for.
+    runs = {(e.testbed.name, row.hash, seed) for e in told for row in e.rows for seed in range(e.seeds)}
     versions = {
-        name: ", ".join(sorted({str(r.get("versions", {}).get(name, "unknown")) for r in records}))
-        for name in VERSIONS
+        name: ", ".join(sorted({r["versions"].get(name, "unknown") for r in records})) for name in VERSIONS
     }
     return {
-        "commits": sorted({str(record.get("commit") or "unknown")[:12] for record in records}),
-        "dirty": any(record.get("dirty") for record in records),
+        "commits": sorted({(record["commit"] or "unknown")[:12] for record in records}),
+        "dirty": any(record["dirty"] for record in records),
         "versions": [f"{name} {version}" for name, version in versions.items() if version not in ("", "unknown")],
-        "processors": sorted({str(record["processor"]) for record in records if record.get("processor")}),
-        "runs": f"{sum(cell.last_seed - cell.first_seed + 1 for cell in found):,}",
-        "specs": str(len({cell.hash for cell in found})),
+        "processors": sorted({record["processor"] for record in records if record["processor"]}),
+        "runs": f"{len(runs):,}",
+        "specs": str(len({digest for _, digest, _ in runs})),
     }
 
 

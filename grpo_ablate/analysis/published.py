@@ -263,11 +263,13 @@ def run_published(path: Path, seeds: int | None = None, random_key: int | None =
     from grpo_ablate.spec.identity import replace
     from grpo_ablate.spec.resolve import load_experiment
 
+    if seeds is not None and not 1 <= seeds <= 2**32:
+        raise UserError(f"--seeds {seeds}: expected 1 to {2**32}.")
+    if random_key is not None and not 0 <= random_key < 65536:
+        raise UserError(f"--random-key {random_key}: expected 0 to 65535.")
     experiment = load_experiment(path)
     lines = published_of(experiment)
     count = experiment.seeds if seeds is None else seeds
-    if count < 1:
-        raise UserError(f"--seeds {count}: expected at least 1.")
     curves: dict[str, np.ndarray] = {}
     keys = set()
     for row in dict.fromkeys(name for line in lines for name in (line.row, line.other) if name):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.cells import Cell, row_cells
-from grpo_ablate.spec.identity import from_canonical, spec_hash
+from grpo_ablate.spec.identity import canonical_json, from_canonical, parse_spec, spec_hash
 from grpo_ablate.spec.resolve import find_row
 
 if TYPE_CHECKING:
@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from grpo_ablate.spec.schema import Spec
 
 
+LAST_SEED = 2**32 - 1  # a word of the random numbers' key
+MOST_SEEDS = 65_536
+NAME = r"[a-z0-9][a-z0-9.-]{0,79}"
+
+
 def train_command(arguments: argparse.Namespace) -> int:
     """Train what the command line names; return the exit code."""
     cells = _cells(arguments)
+    if arguments.dump_round is None and arguments.dump is not None:
+        raise UserError(f"--dump {arguments.dump}: goes with --dump-round K, the round to write.")
+    if arguments.dump_round is not None and arguments.stream is not None:
+        raise UserError("--dump-round: writes a batch and no run; leave out --stream.")
     if arguments.dump_round is not None and len(cells) > 1:
         raise UserError("--dump-round: name one block of seeds with --seeds A-B.")
     from grpo_ablate.runs.train import train
@@ -55,8 +64,12 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
     if arguments.cell is not None:
         if arguments.row is not None or arguments.testbed is None or seeds is None:
             raise UserError("--cell goes with --testbed and --seeds, and without a row.")
-        spec = from_canonical(arguments.cell)
-        return [Cell(arguments.testbed, spec_hash(spec), *seeds, arguments.cell)]
+        if re.fullmatch(NAME, arguments.testbed) is None:  # it becomes a folder
+            raise UserError(f"--testbed {arguments.testbed}: expected lower-case letters, digits, '.' and '-'.")
+        spec = parse_spec(arguments.cell, "--cell")
+        return [Cell(arguments.testbed, spec_hash(spec), *seeds, canonical_json(spec))]
+    if arguments.testbed is not None:
+        raise UserError("--testbed: goes with --cell; a row's experiment names its testbed.")
     if arguments.row is None:
         raise UserError("name a row to train, as in experiments/selection.yaml:ROW.")
     experiment, row = find_row(arguments.row)
@@ -67,7 +80,12 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
 
 
 def _seeds(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)-(\d+)", text)
-    if match is None or int(match[1]) > int(match[2]):
-        raise UserError(f"--seeds {text}: expected the first and the last seed, as in 0-39.")
-    return int(match[1]), int(match[2])
+    match = re.fullmatch(r"0*([0-9]{1,10})-0*([0-9]{1,10})", text)
+    if match is None or int(match[1]) > int(match[2]) or int(match[2]) > LAST_SEED:
+        raise UserError(
+            f"--seeds {text[:80]}: expected the first and the last seed, as in 0-39, each from 0 to {LAST_SEED}."
+        )
+    first, last = int(match[1]), int(match[2])
+    if last - first >= MOST_SEEDS:
+        raise UserError(f"--seeds {text}: one job trains at most {MOST_SEEDS} seeds, side by side in memory.")
+    return first, last

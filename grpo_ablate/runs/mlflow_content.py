@@ -60,7 +60,7 @@ def record_tags(record: Record, seed: int) -> dict[str, str]:
         "status": "finished" if diverged is None else "diverged",
         "diverged": diverged,
         "digest": record.run["digest"],
-        **{key: record.provenance.get(key) for key in ("commit", "dirty", "versions", "processor", "threads")},
+        **{key: record.provenance[key] for key in ("commit", "dirty", "versions", "processor", "threads")},
     }
     return {
         key: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -71,4 +71,4 @@ def record_tags(record: Record, seed: int) -> dict[str, str]:
 
 def fingerprint(run: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits that change when a record's measurements, code or times do."""
-    return _digest(json.dumps([run, timing.get("curve")], sort_keys=True))
+    return _digest(json.dumps([run, timing["curve"]], sort_keys=True))

@@ -46,7 +46,7 @@ def lines_by_seed(columns: Mapping[str, NDArray[Any]]) -> dict[int, Lines]:
 def record_lines(record: Record) -> dict[int, Lines]:
     """Return the lines of each seed of a record; ``seconds`` is the seed's share of its block's time so far."""
     columns = {name: record.metrics.column(name).to_numpy() for name in record.metrics.column_names}
-    taken = {int(number): float(seconds) for number, seconds in record.timing.get("curve") or ()}
+    taken = {int(number): float(seconds) for number, seconds in record.timing["curve"]}
     seconds = np.array([taken.get(number, np.nan) for number in columns["round"].tolist()], dtype=np.float64)
     return lines_by_seed({**columns, "seconds": seconds / len(record.run["seeds"])})
 

@@ -23,7 +23,8 @@ from grpo_ablate.runs.mlflow_store import (
     lock,
     opened,
 )
-from grpo_ablate.runs.record import Record, json_bytes, json_lines, read_record, read_samples
+from grpo_ablate.runs.record import Record, json_bytes, json_lines, read_cell
+from grpo_ablate.runs.record_files import has_record, read_samples
 from grpo_ablate.spec.cells import Cell, cells
 from grpo_ablate.spec.identity import from_canonical
 
@@ -53,11 +54,18 @@ def log_experiment(experiment: Experiment, results: Path, uri: str | None = None
     is deleted and written anew.
 
     Raises:
-        UserError: the store cannot be used, a record is corrupt, or some are missing; the others then are logged.
+        UserError: there is no record at all (nothing is written then), the store cannot be used, a record is
+            corrupt, or some are missing; the others then are logged.
     """
-    create_store(results, uri, [experiment.testbed.name])
     store, blocks = locate(results, uri), cells([experiment])
-    missing = [cell.folder for cell in blocks if not (results / cell.folder / "run.json").exists()]
+    missing = [cell.folder for cell in blocks if not has_record(results / cell.folder)]
+    present = [cell for cell in blocks if cell.folder not in missing]
+    if not present:
+        raise UserError(
+            f"{experiment.path}: none of its {len(missing)} seed blocks has a record in {results}; train it first."
+        )
+    _read(results, present[0])  # a store is not made for a record that cannot be logged
+    create_store(results, uri, [experiment.testbed.name])
     label, written, unchanged = f"row.{experiment.name}", 0, 0
     with lock(store), opened(store) as client:
         number = experiment_id(client, experiment.testbed.name)
@@ -111,13 +119,7 @@ class _Block:
 
 
 def _read(results: Path, cell: Cell) -> _Block:
-    folder = results / cell.folder
-    record = read_record(folder)
-    if record.run["hash"] != cell.hash:
-        raise UserError(
-            f"{folder / 'run.json'}: holds another spec than its folder's name says; delete the folder."
-        )
-    return _Block(cell, record, read_samples(folder))
+    return _Block(cell, read_cell(results, cell), read_samples(results / cell.folder))
 
 
 def _log_block(
@@ -164,7 +166,7 @@ def _write(
 ) -> None:
     """Write one run; only at the very end does it look complete."""
     cell, record = block.cell, block.record
-    session = (record.provenance.get("interrupted") or [record.provenance])[0]
+    session = (record.provenance["interrupted"] or [record.provenance])[0]
     start = int(datetime.fromisoformat(session["started"]).timestamp() * 1000)
     stamps = timestamps(start, lines["seconds"] * len(record.run["seeds"]))
     tags = identity_tags(cell.spec_json, cell.hash, cell.testbed, cell.folder)

@@ -1,4 +1,4 @@
-"""A run's record on disk: what is in each file, how it is published, and how it is read back.
+"""A run's record on disk: what is in each file, how it is published, and how its numbers are read back.
 
 ``metrics.parquet`` one line per seed and evaluation, ``samples.jsonl`` a few responses with rewards,
 ``parameters.safetensors`` the final parameters, ``run.json`` spec, hash, status, budget spent and the
@@ -23,12 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.runs.record_files import CHECKED, read_checked, read_provenance, read_run, read_timing, unusable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKED = ("metrics.parquet", "samples.jsonl", "parameters.safetensors")
-APART = ("timing.json", "provenance.json")
+    from grpo_ablate.spec.cells import Cell
+
+COUNTERS = ("seed", "round", "updates", "rollouts", "tokens")
 
 
 @dataclass(frozen=True)
@@ -133,48 +135,37 @@ def read_record(folder: Path) -> Record:
     Raises UserError that names the file at fault where one is missing, damaged, or does not match the
     checksum in run.json.
     """
-    run = _json(folder / "run.json")
-    if not isinstance(run.get("checksums"), dict) or set(run["checksums"]) != set(CHECKED):
-        raise UserError(f"{folder / 'run.json'}: is not the record of a run; remove the folder to train it again.")
-    for name, expected in run["checksums"].items():
-        if hashlib.sha256(_bytes(folder / name)).hexdigest() != expected:
-            raise UserError(
-                f"{folder / name}: differs from the checksum in run.json; remove the folder to train it again."
-            )
+    run = read_run(folder)
+    content = {name: read_checked(folder, run, name) for name in CHECKED}
+    metrics = _metrics(folder / "metrics.parquet", content["metrics.parquet"], run["seeds"])
+    return Record(metrics, run, read_timing(folder), read_provenance(folder))
+
+
+def read_cell(results: Path, cell: Cell) -> Record:
+    """Return the record of a cell. Raises UserError as `read_record`, and where it is of another spec or seeds."""
+    folder = results / cell.folder
+    record = read_record(folder)
+    if record.run["hash"] != cell.hash or record.run["seeds"] != cell.seeds:
+        raise unusable(folder / "run.json", "is of another spec or other seeds than its folder's name says")
+    return record
+
+
+def _metrics(path: Path, content: bytes, seeds: list[int]) -> pa.Table:
+    """Parse the lines of ``seeds``: int64 counters, then float64 metrics, without nulls."""
     try:
-        metrics = pq.read_table(pa.BufferReader(_bytes(folder / "metrics.parquet")))
-    except pa.ArrowException:
-        raise UserError(f"{folder / 'metrics.parquet'}: is not a Parquet file.") from None
-    timing, provenance = (_json(folder / name) for name in APART)
-    return Record(metrics, run, timing, provenance)
-
-
-def read_samples(folder: Path) -> list[dict[str, Any]]:
-    """Return the responses that a run kept. Raises UserError where the file is missing or damaged."""
-    path = folder / "samples.jsonl"
-    try:
-        return [json.loads(line) for line in _bytes(path).splitlines()]
-    except ValueError:
-        raise UserError(f"{path}: is not a file of JSON lines.") from None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing; train the run again.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_bytes(path))
-    except ValueError:
-        raise UserError(f"{path}: is not JSON; remove the folder to train the run again.") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: is not the record of a run; remove the folder to train it again.")
-    return value
+        table = pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowException, OSError):
+        raise unusable(path, "is not a Parquet file") from None
+    expected = {
+        name: pa.int64() if name in COUNTERS else pa.float64() for name in (*COUNTERS, *table.column_names)
+    }
+    if dict(zip(table.column_names, table.schema.types, strict=True)) != expected:
+        raise unusable(path, f"has not the columns {', '.join(COUNTERS)} and metrics")
+    if any(column.null_count for column in table.columns):
+        raise unusable(path, "has lines without a number")
+    if set(table.column("seed").to_pylist()) != set(seeds):
+        raise unusable(path, "has not the lines of the seeds in run.json")
+    return table
 
 
 def _finite(value: Any) -> Any:

@@ -24,6 +24,11 @@ class Cell:
     spec_json: str
 
     @property
+    def seeds(self) -> list[int]:
+        """Every seed of the block."""
+        return list(range(self.first_seed, self.last_seed + 1))
+
+    @property
     def folder(self) -> str:
         """The run's folder below the results root."""
         return f"runs/{self.testbed}/{self.hash[:8]}/seeds-{self.first_seed}-{self.last_seed}"

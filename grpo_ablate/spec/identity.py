@@ -6,6 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+from grpo_ablate.errors import UserError
+from grpo_ablate.spec.reading import checked
 from grpo_ablate.spec.schema import SCHEMA_VERSION, Budget, Evaluation, Spec, Update
 
 # Directions for resolving, scoring or checking a spec; they change neither training nor measurement.
@@ -31,6 +33,21 @@ def canonical_json(spec: Spec) -> str:
 def spec_hash(spec: Spec) -> str:
     """Return the 64 hexadecimal digits that name a spec, independent of every row's or file's name."""
     return hashlib.sha256(f"{SCHEMA_VERSION}:{canonical_json(spec)}".encode()).hexdigest()
+
+
+def parse_spec(text: str, where: str) -> Spec:
+    """Return the spec that a user states as sparse JSON; ``where`` is how an error calls it.
+
+    Raises:
+        UserError: the text is not JSON or no spec.
+    """
+    try:
+        stated = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not JSON: {error}.") from None
+    if not isinstance(stated, dict):
+        raise UserError(f"{where}: expected a JSON object, the sparse spec of a row.")
+    return checked(Spec, stated, where)
 
 
 def from_canonical(text: str) -> Spec:

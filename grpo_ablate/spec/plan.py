@@ -10,13 +10,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_ablate.errors import UserError
+from grpo_ablate.runs.record_files import read_timing
 from grpo_ablate.spec.cells import Cell, row_cells
 from grpo_ablate.spec.resolve import Experiment, Row
+from grpo_ablate.workflow.staleness import trained
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """One row's arithmetic per seed. ``tokens`` is the most it may generate; ``twin_of`` trains in its stead."""
+    """One row's arithmetic per seed. ``tokens`` is the most it may generate; ``twin_of`` trains in its stead.
+
+    ``jobs_failed`` are those whose record is broken; they count as neither done nor run.
+    """
 
     row: str
     hash: str
@@ -30,6 +36,7 @@ class RowPlan:
     twin_of: str | None
     jobs: int
     jobs_done: int
+    jobs_failed: int
     inert: list[dict[str, Any]]
     notes: list[str]
 
@@ -46,6 +53,7 @@ class Plan:
     rows: list[RowPlan]
     jobs: int
     jobs_to_run: int
+    jobs_failed: int
     seconds: float | None
 
 
@@ -54,12 +62,12 @@ def plan(experiment: Experiment, results: Path) -> Plan:
     first: dict[str, str] = {}
     rows = []
     todo: dict[Cell, Row] = {}
-    cells: set[Cell] = set()
+    states: dict[Cell, str] = {}
     for row in experiment.rows:
         blocks = row_cells(experiment, row)
-        done = [(results / cell.folder / "run.json").exists() for cell in blocks]
-        cells.update(blocks)
-        todo |= {cell: row for cell, finished in zip(blocks, done, strict=True) if not finished}
+        states |= {cell: _state(cell, results) for cell in blocks if cell not in states}
+        todo |= {cell: row for cell in blocks if states[cell] != "done"}
+        own = [states[cell] for cell in blocks]
         twin = first.setdefault(row.hash, row.id)
         spec = row.effective
         rollouts = spec.rounds * spec.rollouts_per_round
@@ -76,7 +84,8 @@ def plan(experiment: Experiment, results: Path) -> Plan:
                 seeds=experiment.seeds,
                 twin_of=None if twin == row.id else twin,
                 jobs=len(blocks),
-                jobs_done=sum(done),
+                jobs_done=own.count("done"),
+                jobs_failed=own.count("failed"),
                 inert=[asdict(i) for i in row.inert],
                 notes=list(row.notes),
             )
@@ -91,10 +100,20 @@ def plan(experiment: Experiment, results: Path) -> Plan:
         experiment.baseline,
         experiment.testbed.seeds_per_job,
         rows,
-        len(cells),
+        len(states),
         len(todo),
+        list(states.values()).count("failed"),
         seconds,
     )
+
+
+def _state(cell: Cell, results: Path) -> str:
+    """Return done, failed or missing, as the workflow judges a record before it looks at code and checksums."""
+    try:
+        found = trained(results / cell.folder, cell)
+    except UserError:
+        return "failed"
+    return "missing" if found is None else "failed" if found.fault else "done"
 
 
 def _seconds_per_update(experiment: Experiment, results: Path) -> float | None:
@@ -102,12 +121,12 @@ def _seconds_per_update(experiment: Experiment, results: Path) -> float | None:
     seconds = updates = 0.0
     for path in sorted((results / "runs" / experiment.testbed.name).glob("*/*/timing.json")):
         try:
-            timing = json.loads(path.read_text())
-            if timing["machine"] == platform.node():
-                seconds += timing["seconds"]
-                updates += timing["updates"]
-        except (OSError, ValueError, KeyError, TypeError):
+            timing = read_timing(path.parent)
+        except UserError:
             continue  # an unreadable timing tells nothing; `status` reports broken records
+        if timing["machine"] == platform.node():
+            seconds += timing["seconds"]
+            updates += timing["updates"]
     return seconds / updates if updates else None
 
 
@@ -138,8 +157,10 @@ def _text(p: Plan) -> str:
             if r.twin_of
             else "done"
             if r.jobs_done == r.jobs
-            else f"{r.jobs_done} of {r.jobs} jobs done"
-            if r.jobs_done
+            else "failed, to train again"
+            if r.jobs_failed == r.jobs
+            else f"{r.jobs_done} of {r.jobs} jobs done" + (f", {r.jobs_failed} failed" if r.jobs_failed else "")
+            if r.jobs_done or r.jobs_failed
             else "to train"
         )
         lines.append(
@@ -158,6 +179,7 @@ def _text(p: Plan) -> str:
     )
     lines.append(
         f"  {total:,} rollouts in {p.jobs} jobs; {p.jobs - p.jobs_to_run} done, {p.jobs_to_run} to run"
+        + (f" ({p.jobs_failed} failed: `grpo-ablate status` says why)" if p.jobs_failed else "")
         + (f"; time: {time}" if p.jobs_to_run else "")
     )
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo_ablate.analysis.figures import module_name
 from grpo_ablate.errors import UserError
+from grpo_ablate.runs.record_files import RECORD
 from grpo_ablate.spec.cells import Cell
 from grpo_ablate.spec.exact_files import ExactExperiment
 from grpo_ablate.spec.resolve import Experiment
@@ -29,7 +30,7 @@ from grpo_ablate.workflow.grid import (
     plan,
 )
 from grpo_ablate.workflow.keys import first_line, settle
-from grpo_ablate.workflow.staleness import RECORD, is_stale, trained, training_code
+from grpo_ablate.workflow.staleness import is_stale, trained, training_code
 
 LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
@@ -80,7 +81,7 @@ def _training(grid: Grid) -> Iterator[Step]:
     turns = _turns(grid)
     for cell in grid.cells:
         folder = Path(RESULTS, cell.folder)
-        code, found = training_code(cell), trained(folder, cell.hash)
+        code, found = training_code(cell), trained(folder, cell)
         recorded = None if found is None else f"{found.code} {found.fault}".strip()
         if found and not found.fault and cell.testbed in keep:
             recorded = code

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_ablate.errors import UserError
+from grpo_ablate.runs.record_files import RECORD, has_record, read_run
 from grpo_ablate.spec.cells import Cell
 from grpo_ablate.spec.identity import from_canonical
 from grpo_ablate.workflow.digest import row_digest
-
-RECORD = (
-    "metrics.parquet",
-    "samples.jsonl",
-    "parameters.safetensors",
-    "timing.json",
-    "provenance.json",
-    "run.json",
-)
 
 
 @dataclass(frozen=True)
@@ -35,28 +25,28 @@ def training_code(cell: Cell) -> str:
     return row_digest(from_canonical(cell.spec_json))
 
 
-def trained(folder: Path, full_hash: str) -> Trained | None:
-    """What the record in ``folder`` says; None where there is none.
+def trained(folder: Path, cell: Cell) -> Trained | None:
+    """What the record of ``cell`` in ``folder`` says; None where there is none.
+
+    Light and quick: whether the other files match their checksums is not looked at.
 
     Raises:
         UserError: the record is not what a run leaves.
     """
-    path = folder / "run.json"
-    try:
-        run = json.loads(path.read_bytes())
-        code, ending, found = str(run["digest"]), str(run["status"]), run["hash"]
-    except FileNotFoundError:
+    if not has_record(folder):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not the record of a run"
-        raise UserError(f"{path}: cannot be read: {reason}; remove {folder} to train it again.") from None
-    if found != full_hash:  # equal short hashes
-        return Trained(code, ending, f"of another spec, {found}")
-    lacking = [name for name in RECORD if not (folder / name).exists()]
-    return Trained(code, ending, f"without {', '.join(lacking)}" if lacking else "")
+    run = read_run(folder)
+    fault = ""
+    if run["hash"] != cell.hash:  # equal short hashes
+        fault = f"of another spec, {run['hash']}"
+    elif run["seeds"] != cell.seeds:
+        fault = "of other seeds"
+    elif lacking := [name for name in RECORD if not (folder / name).exists()]:
+        fault = f"without {', '.join(lacking)}"
+    return Trained(run["digest"], run["status"], fault)
 
 
 def is_stale(cell: Cell, results: Path) -> bool:
     """Whether the cell's run exists and was trained by other code than today's."""
-    found = trained(results / cell.folder, cell.hash)
+    found = trained(results / cell.folder, cell)
     return found is not None and found.code != training_code(cell)

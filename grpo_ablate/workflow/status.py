@@ -10,6 +10,7 @@ from pathlib import Path
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.lock import is_held
+from grpo_ablate.runs.record_files import verify
 from grpo_ablate.spec.cells import Cell, row_cells
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.staleness import trained, training_code
@@ -89,7 +90,9 @@ def _state(cell: Cell, experiment: Experiment, results: Path) -> tuple[str, str]
     if is_held(results / cell.folder.replace("runs/", "scratch/", 1)):
         return "running", ""
     try:
-        found = trained(folder, cell.hash)
+        found = trained(folder, cell)
+        if found and not found.fault:
+            verify(folder)
     except UserError as error:
         return "failed", str(error)
     if found is None:

@@ -71,12 +71,24 @@ def write_record(
         "status": "diverged" if diverged else "finished",
         "diverged": diverged or {},
         "digest": "0123456789abcdef",
-        "budget": {},
+        "budget": {name: [40] * len(seeds) for name in ("rollouts", "tokens", "updates")},
     }
-    timing = {"seconds": 0.8, "curve": curve or [[number, 0.1 * number + 0.004] for number in range(5)]}
-    made_by = {"commit": "c0ffee", "dirty": False, "versions": {"torch": "2"}, "threads": 1}
+    timing = {
+        "seconds": 0.8,
+        "parts": {"update": 0.5},
+        "curve": curve or [[number, 0.1 * number + 0.004] for number in range(5)],
+        "peak_memory_bytes": 1 << 20,
+        "updates": 3 * len(seeds),
+        "machine": "a-machine",
+    }
+    made_by = {
+        "commit": "c0ffee", "dirty": False, "versions": {"torch": "2"}, "processor": "A processor", "threads": 1,
+    }  # fmt: skip
     started = {"started": "2025-01-02T03:04:05.678+00:00"}
-    samples = [{"seed": seed, "response": f"Bonjour {seed}", "reward": 1.0} for seed in seeds]
+    samples = [
+        {"seed": seed, "round": 4, "prompt": "Good morning", "response": f"Bonjour {seed}", "reward": 1.0}
+        for seed in seeds
+    ]
     parameters = {"logits": torch.zeros(1)}
     apart = {"timing": timing, "provenance": {**made_by, **started, "interrupted": []}}
     publish(folder, results / "aside", _table(table), samples, parameters, run, apart)

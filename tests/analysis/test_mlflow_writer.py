@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_content import parameters
 from grpo_ablate.runs.mlflow_store import create_store
 from grpo_ablate.runs.mlflow_writer import Logged, log_experiment
+from grpo_ablate.runs.samples import as_text
 from grpo_ablate.spec import identity
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.identity import from_canonical
@@ -179,6 +181,33 @@ def test_another_experiment_of_the_same_rows_adds_a_tag_and_no_run(recorded, res
     }
 
 
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_experiments_that_share_rows_on_other_numbers_of_seeds_log_once(recorded, results, tmp_path, seeds):
+    path = tmp_path / "experiments" / "other.yaml"
+    path.write_text(recorded.path.read_text().replace("seeds: 3", f"seeds: {seeds}"))
+    other = load_experiment(path)
+    assert set(cells([other])) <= set(cells([recorded]))  # whole blocks: no seed is trained in two places
+    assert log_experiment(recorded, results) == Logged(written=6, unchanged=0)
+    assert log_experiment(other, results) == Logged(written=2 * max(0, seeds - 3), unchanged=2 * min(seeds, 3))
+    before = {table: rows(results, table) for table in TABLES}
+    assert log_experiment(recorded, results) == Logged(written=0, unchanged=6)
+    assert log_experiment(other, results) == Logged(written=0, unchanged=2 * seeds)
+    assert {table: rows(results, table) for table in TABLES} == before
+    for experiment in (recorded, other):
+        found = tidy(experiment, results)
+        assert set(found.column("seed").to_pylist()) == set(range(experiment.seeds))
+        assert found.to_pandas().equals(tidy(experiment, results, "mlflow").to_pandas())
+
+
+def test_samples_are_those_of_the_experiments_seeds_and_true_to_their_checksum(recorded, results):
+    text = as_text(recorded, recorded.row("base"), results)
+    assert [line.partition("  ")[0] for line in text.splitlines()] == ["seed 0", "seed 1", "seed 2"]  # and no 3
+    cell = next(cell for cell in cells([recorded]) if cell.hash == recorded.row("base").hash)
+    (results / cell.folder / "samples.jsonl").write_text('{"x":1}\n')
+    with pytest.raises(UserError, match=r"samples\.jsonl: differs from the checksum"):
+        as_text(recorded, recorded.row("base"), results)
+
+
 def test_a_long_spec_is_whole_and_no_parameter_is_cut(experiment, results):
     path = experiment.path.parent / "testbeds" / "tiny.yaml"
     path.write_text(path.read_text().replace("Good night", "Good night, " + "sleep tight, " * 1500))
@@ -249,6 +278,39 @@ def test_missing_blocks_are_named_after_the_others_are_logged(recorded, results)
     assert len(rows(results, "runs")) == 5
 
 
+@pytest.mark.parametrize("uri", [None, "else/mlflow.db"])
+def test_without_a_sound_record_nothing_is_written(recorded, tmp_path, uri, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "nothing"
+    with pytest.raises(
+        UserError, match=r"small\.yaml: none of its 4 seed blocks has a record in .*nothing; train"
+    ):
+        log_experiment(recorded, results, uri)
+    assert not results.exists() and not Path("else").exists()
+    folder = write_record(results, cells([recorded])[0])
+    (folder / "provenance.json").write_text("{}")
+    with pytest.raises(UserError, match=r"provenance\.json: the key 'commit' is missing; remove"):
+        log_experiment(recorded, results, uri)
+    assert [path.name for path in results.iterdir()] == ["runs"] and not Path("else").exists()
+
+
+@pytest.mark.parametrize("change", [{"hash": "0" * 64}, {"seeds": [4, 5]}])
+def test_a_record_of_another_spec_or_other_seeds_is_refused(recorded, results, change):
+    cell = cells([recorded])[0]
+    if "seeds" in change:  # whole in itself, but in the wrong folder
+        made = write_record(results, dataclasses.replace(cell, first_seed=4, last_seed=5))
+        shutil.rmtree(results / cell.folder)
+        made.rename(results / cell.folder)
+    else:
+        path = results / cell.folder / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    for read in (log_experiment, tidy):
+        with pytest.raises(
+            UserError, match=r"run\.json: is of another spec or other seeds than its folder's name"
+        ):
+            read(recorded, results)
+
+
 @pytest.mark.parametrize("name", ["run.json", "metrics.parquet", "timing.json"])
 def test_a_corrupt_record_is_named(recorded, results, name):
     path = results / cells([recorded])[0].folder / name
@@ -263,11 +325,11 @@ def test_a_file_that_is_no_database_is_named(recorded, results):
         log_experiment(recorded, results)
 
 
-def test_a_results_path_that_cannot_be_written_is_named(recorded, tmp_path):
+def test_a_store_that_cannot_be_written_is_named(recorded, results, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(UserError, match="file: cannot be written"):
-        log_experiment(recorded, blocked)
+        log_experiment(recorded, results, str(blocked / "mlflow.db"))
 
 
 def test_what_a_killed_creation_left_is_no_obstacle(recorded, results):

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import invented
@@ -141,17 +142,31 @@ def test_code_and_versions_come_from_the_records_and_times_do_not_matter(place):
                 "dirty": False,
                 "versions": {"python": "3.11.9", "torch": "2.13.0"},
                 "processor": "A processor",
+                "threads": 1,
                 "started": started,
+                "interrupted": [],
             }
             (folder / "provenance.json").write_text(json.dumps(content))
 
-    record("0123456789abcdef", "yesterday")
+    record("0123456789abcdef", "2025-01-02T03:04:05+00:00")
     found, first = build(place)
     assert found["provenance"]["commits"] == ["0123456789ab"]
     assert found["provenance"]["versions"] == ["python 3.11.9", "torch 2.13.0"]
-    record("0123456789abcdef", "today")
+    # Of blocks of seeds that an experiment does not fill, only its own seeds count; shared rows count once.
+    told = [e for e in TRAINED if e.name in (paper.REPRODUCTION, paper.SWEEP)]
+    asked = {(row.hash, seed) for e in told for row in e.rows for seed in range(e.seeds)}
+    assert found["provenance"]["runs"] == f"{len(asked):,}"
+    specs = {row.hash for e in told for row in e.rows}
+    short = [replace(e, seeds=3) for e in told]
+    assert paper.provenance(short, place / "results")["runs"] == f"{3 * len(specs):,}"
+    # A damaged record is named.
+    damaged = place / "results" / cells(told)[0].folder / "provenance.json"
+    damaged.write_text("{}")
+    with pytest.raises(UserError, match=r"provenance\.json: the key 'commit' is missing; remove"):
+        paper.provenance(told, place / "results")
+    record("0123456789abcdef", "2025-01-03T03:04:05+00:00")
     assert build(place)[1] == first
-    record("fedcba9876543210", "today")
+    record("fedcba9876543210", "2025-01-03T03:04:05+00:00")
     assert build(place)[1] != first
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from training_specs import DEMANDING, demanding, make_spec
 
-from grpo_ablate.runs.record import CHECKED, read_record
+from grpo_ablate.runs.record import read_record
+from grpo_ablate.runs.record_files import CHECKED
 from grpo_ablate.runs.train import train
 from grpo_ablate.spec.identity import canonical_json
 

@@ -1,6 +1,7 @@
 """Records, checkpoints and locks on disk."""
 
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -23,7 +25,8 @@ from grpo_ablate.metrics import METRICS
 from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.lock import exclusive
 from grpo_ablate.runs.progress import Progress
-from grpo_ablate.runs.record import CHECKED, json_bytes, read_record, read_samples
+from grpo_ablate.runs.record import json_bytes, read_record
+from grpo_ablate.runs.record_files import CHECKED, RECORD, read_samples, verify
 from grpo_ablate.runs.train import run_in_memory, train
 from grpo_ablate.spec.identity import from_canonical, spec_hash
 from grpo_ablate.spec.resolve import load_experiment
@@ -100,12 +103,7 @@ def test_a_finished_run_is_published_again_without_training(trained, monkeypatch
 
 @pytest.mark.parametrize(
     ("name", "harm"),
-    [
-        (name, harm)
-        for name in (*CHECKED, "run.json", "timing.json", "provenance.json")
-        for harm in ("missing", "cut")
-    ]
-    + [(name, "changed") for name in CHECKED],
+    [(name, harm) for name in RECORD for harm in ("missing", "cut")] + [(name, "changed") for name in CHECKED],
 )
 def test_a_damaged_record_is_refused_by_the_name_of_its_file(trained, name, harm):
     file = trained[1] / "run" / name
@@ -114,8 +112,105 @@ def test_a_damaged_record_is_refused_by_the_name_of_its_file(trained, name, harm
     else:
         content = file.read_bytes()
         file.write_bytes(content[: len(content) // 2] if harm == "cut" else content[:-9] + b"9" + content[-8:])
-    with pytest.raises(UserError, match=name):
-        read_record(trained[1] / "run")
+    for read in (read_record, verify):
+        with pytest.raises(UserError, match=rf"{name}: .*; remove .*/run to train the run again\.$"):
+            read(trained[1] / "run")
+    if name in ("run.json", "samples.jsonl"):
+        with pytest.raises(UserError, match=name):
+            read_samples(trained[1] / "run")
+
+
+NO_RECORD = {
+    "run.json": {
+        "[]": "is not part of the record of a run",
+        '{"hash": 1}': "hash is 1, expected a word",
+        '{"seeds": []}': "seeds is [], expected at least 1 entries",
+        '{"seeds": [2, 3]}': "metrics.parquet: has not the lines of the seeds in run.json",
+        '{"status": "done"}': "status is 'done', expected finished or diverged",
+        '{"diverged": []}': "diverged is [], expected a mapping",
+        '{"budget": {"updates": 3}}': "budget.updates is 3, expected a list",
+        '{"checksums": {}}': "checksums names other files",
+    },
+    "timing.json": {
+        "[" * 100_000: "is not JSON",
+        '{"curve": "x"}': "curve is 'x', expected a list",
+        '{"curve": [[1, "x"]]}': "curve.0.1 is 'x', expected a number",
+        '{"curve": [[1]]}': "curve.0 is [1], expected at least 2 entries",
+        '{"seconds": NaN}': "seconds is nan, expected a finite number",
+        '{"updates": "3"}': "updates is '3', expected a whole number",
+    },
+    "provenance.json": {
+        "7": "is not part of the record of a run",
+        '{"started": "yesterday"}': "started is 'yesterday', expected a date and time as ISO 8601 writes them",
+        '{"versions": {"torch": 2}}': "versions.torch is 2, expected a word",
+        '{"interrupted": [{}]}': "interrupted.0.commit' is missing",
+    },
+}
+MISSING = {
+    "run.json": "schema_version hash spec testbed seeds status diverged digest budget checksums",
+    "timing.json": "seconds parts curve peak_memory_bytes updates machine",
+    "provenance.json": "commit dirty versions processor threads started interrupted",
+}
+
+
+@pytest.mark.parametrize("name", NO_RECORD)
+def test_json_that_is_no_record_is_one_sentence_with_its_file_its_key_and_what_to_do(trained, name):
+    path = trained[1] / "run" / name
+    sound = json.loads(path.read_text())
+    told = {text: words for text, words in NO_RECORD[name].items() if not text.startswith("{")}
+    for text, words in NO_RECORD[name].items() - told.items():
+        told[json.dumps(sound | json.loads(text))] = words
+    for key in MISSING[name].split():
+        without = {other: value for other, value in sound.items() if other != key}
+        told[json.dumps(without)] = f"the key '{key}' is missing"
+    for text, words in told.items():
+        path.write_text(text)
+        with pytest.raises(UserError) as caught:
+            read_record(trained[1] / "run")
+        sentence = str(caught.value)
+        assert words in sentence and (name in sentence)
+        assert sentence.endswith(f"; remove {path.parent} to train the run again.") and "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"x":1}', "line 2: the key 'seed' is missing"),
+        ("{", "line 2 is not JSON"),
+        ("3", "line 2 is not part of the record"),
+        ('{"seed":0,"reward":"1","prompt":"a","response":"b"}', "line 2: reward is '1', expected a number"),
+    ],
+)
+def test_a_line_that_is_no_sample_is_named(trained, line, words):
+    folder = trained[1] / "run"
+    content = (folder / "samples.jsonl").read_text().splitlines()
+    (folder / "samples.jsonl").write_text("\n".join([content[0], line, *content[2:]]) + "\n")
+    with pytest.raises(UserError, match=r"samples\.jsonl: differs from the checksum in run\.json; remove"):
+        read_samples(folder)
+    run = json.loads((folder / "run.json").read_text())
+    run["checksums"]["samples.jsonl"] = hashlib.sha256((folder / "samples.jsonl").read_bytes()).hexdigest()
+    (folder / "run.json").write_text(json.dumps(run))
+    with pytest.raises(UserError, match=rf"samples\.jsonl: {words}.*; remove .* to train the run again"):
+        read_samples(folder)
+
+
+def test_a_table_of_other_columns_or_with_gaps_is_refused(trained):
+    folder = trained[1] / "run"
+    sound = pq.read_table(folder / "metrics.parquet")
+    gap = pa.array([None, *sound["eval/reward"].to_pylist()[1:]], pa.float64())
+    place = sound.column_names.index("eval/reward")
+    for table, words in (
+        (sound.drop_columns(["updates"]), "has not the columns seed, round, updates"),
+        (sound.set_column(place, "eval/reward", sound["round"]), "has not the columns"),
+        (sound.set_column(place, "eval/reward", gap), "has lines without a number"),
+        (sound.slice(0, 4), "has not the lines of the seeds in run.json"),
+    ):
+        pq.write_table(table, folder / "metrics.parquet")
+        run = json.loads((folder / "run.json").read_text())
+        run["checksums"]["metrics.parquet"] = hashlib.sha256((folder / "metrics.parquet").read_bytes()).hexdigest()
+        (folder / "run.json").write_text(json.dumps(run))
+        with pytest.raises(UserError, match=rf"metrics\.parquet: {words}"):
+            read_record(folder)
 
 
 def test_a_record_is_whole_before_run_json_appears(tmp_path, monkeypatch):

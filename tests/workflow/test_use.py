@@ -42,7 +42,7 @@ def named_like_a_target(project: Project) -> None:
         (replaced("experiments/alpha.yaml", "rows:", "rows: ["), "experiments/alpha.yaml: line"),
         (replaced("experiments/alpha.yaml", "figures: [curves]", "figures: [curve]"), "did you mean 'curves'"),
         (replaced("experiments/beta.yaml", "baseline: mean", "baseline: meen"), "did you mean 'mean'"),
-        (broken_record, "run.json: cannot be read: it is not the record of a run"),
+        (broken_record, "run.json: is not JSON; remove results/runs/tiny"),
         (results_is_a_file, "results"),
         (named_like_a_target, "'smoke' is the name of a target"),
     ],
@@ -136,6 +136,12 @@ def test_status_tells_every_state(project: Project) -> None:
     assert (counts["failed"], counts["missing"], counts["done"]) == (2, 2, 2)
     broken = [cell for cell in project.status()["cells"] if cell["state"] == "failed"]
     assert {cell["detail"] for cell in broken} >= {"without metrics.parquet"}
+    cut = next((project.path / "results/runs/kept").rglob("metrics.parquet"))
+    cut.write_bytes(cut.read_bytes()[:-100])
+    counts = project.status()["counts"]
+    assert (counts["failed"], counts["done"]) == (3, 1)
+    details = {cell["detail"] for cell in project.status()["cells"] if cell["state"] == "failed"}
+    assert any("metrics.parquet: differs from the checksum in run.json; remove" in detail for detail in details)
 
 
 def test_a_kept_run_of_older_code_is_marked_in_its_table(project: Project) -> None:

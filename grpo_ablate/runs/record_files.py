@@ -1,0 +1,183 @@
+"""The files of a run's record as every reader takes them: whole, of the right shape, true to their checksums.
+
+Light: whoever asks only whether and how a run ended pays for no library. A file that is missing, damaged or no
+part of a record is a UserError which names it and says what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic_core import PydanticCustomError
+
+from grpo_ablate.errors import UserError
+from grpo_ablate.spec.reading import checked
+
+CHECKED = ("metrics.parquet", "samples.jsonl", "parameters.safetensors")
+APART = ("timing.json", "provenance.json")
+RECORD = (*CHECKED, *APART, "run.json")
+
+Whole = Annotated[int, Field(ge=0)]
+Seconds = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class _Shape(BaseModel):
+    """What a JSON object must hold; it may hold more, and a number in quotation marks is no number."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class RunFile(_Shape):
+    """``run.json``."""
+
+    schema_version: int
+    hash: str
+    spec: dict[str, Any]
+    testbed: str
+    seeds: Annotated[list[Whole], Field(min_length=1)]
+    status: Literal["finished", "diverged"]
+    diverged: dict[str, Whole]
+    digest: str
+    budget: dict[str, list[Whole]]
+    checksums: dict[str, str]
+
+
+class TimingFile(_Shape):
+    """``timing.json``; the curve is a list of [round, seconds so far]."""
+
+    seconds: Seconds
+    parts: dict[str, Seconds]
+    curve: list[Annotated[list[Seconds], Field(min_length=2, max_length=2)]]
+    peak_memory_bytes: Whole
+    updates: Whole
+    machine: str
+
+
+class SessionFile(_Shape):
+    """What ``provenance.json`` says of one session of training."""
+
+    commit: str | None
+    dirty: bool | None
+    versions: dict[str, str]
+    processor: str
+    threads: Whole
+    started: str
+
+    @field_validator("started")
+    @classmethod
+    def _is_a_time(cls, text: str) -> str:
+        try:
+            datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError):
+            raise PydanticCustomError("time", "a date and time as ISO 8601 writes them") from None
+        return text
+
+
+class ProvenanceFile(SessionFile):
+    """``provenance.json``: the last session, and the earlier ones that were interrupted."""
+
+    interrupted: list[SessionFile]
+
+
+class SampleLine(_Shape):
+    """A line of ``samples.jsonl``."""
+
+    seed: Whole
+    reward: FiniteFloat | None
+    prompt: str
+    response: str
+
+
+def has_record(folder: Path) -> bool:
+    """Return whether there is a record in ``folder``, sound or not: run.json is written last."""
+    try:
+        (folder / "run.json").stat()
+    except FileNotFoundError:
+        return False
+    except OSError:  # reading it will say what is wrong
+        return True
+    return True
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return ``run.json``: see `RunFile`."""
+    path = folder / "run.json"
+    run = _json(path, RunFile)
+    if set(run["checksums"]) != set(CHECKED):
+        raise unusable(path, f"checksums names other files than {', '.join(CHECKED)}")
+    return run
+
+
+def read_timing(folder: Path) -> dict[str, Any]:
+    """Return ``timing.json``: see `TimingFile`."""
+    return _json(folder / "timing.json", TimingFile)
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Return ``provenance.json``: see `ProvenanceFile`."""
+    return _json(folder / "provenance.json", ProvenanceFile)
+
+
+def read_checked(folder: Path, run: dict[str, Any], name: str) -> bytes:
+    """Return the bytes of one of the files `CHECKED`, which match the checksum that ``run`` holds."""
+    path = folder / name
+    content = _bytes(path)
+    if hashlib.sha256(content).hexdigest() != run["checksums"][name]:
+        raise unusable(path, "differs from the checksum in run.json")
+    return content
+
+
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    """Return the responses that a run kept: see `SampleLine`."""
+    path = folder / "samples.jsonl"
+    lines = read_checked(folder, read_run(folder), "samples.jsonl").splitlines()
+    return [_shaped(line, SampleLine, path, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+
+
+def verify(folder: Path) -> None:
+    """Raise UserError where a file of the record in ``folder`` is missing or damaged; tables are not parsed."""
+    run = read_run(folder)
+    for name in CHECKED:
+        read_checked(folder, run, name)
+    read_timing(folder)
+    read_provenance(folder)
+
+
+def unusable(path: Path, reason: str) -> UserError:
+    """Return the error of a file of a record, which is of no use without it."""
+    return UserError(f"{path}: {reason}; remove {path.parent} to train the run again.")
+
+
+def _json(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
+    return _shaped(_bytes(path), shape, path, str(path))
+
+
+def _shaped(text: bytes, shape: type[BaseModel], path: Path, where: str) -> dict[str, Any]:
+    """Parse a JSON object of that shape; ``where`` is how an error calls the text in the file ``path``."""
+    what = where.removeprefix(str(path)).removeprefix(": ")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise unusable(path, f"{what} is not JSON".strip()) from None
+    if not isinstance(value, dict):
+        raise unusable(path, f"{what} is not part of the record of a run".strip())
+    try:
+        checked(shape, value, where)
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path}: ").removesuffix(".")
+        raise unusable(path, reason) from None
+    return value
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing; remove {path.parent} to train the run again.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
