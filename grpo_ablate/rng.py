@@ -54,12 +54,28 @@ def philox(
     return word0, word1, word2, word3
 
 
+def _within(name: str, value: Tensor | int, end: int) -> None:
+    if isinstance(value, Tensor):
+        if value.numel() == 0:
+            return
+        low, high = (int(bound) for bound in value.aminmax())
+    else:
+        low = high = value
+    if low < 0 or high >= end:
+        raise ValueError(f"{name} from {low} to {high} leaves the range 0 to {end - 1} of its bits")
+
+
 @dataclass(frozen=True)
 class Keys:
     """The keyed random numbers of M members: seeds int64 [M] and the experiment's random key."""
 
     seeds: Tensor
     random_key: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a seed or key beyond its bits, which would repeat the numbers of another."""
+        _within("random_key", self.random_key, HALF_WORD)
+        _within("seeds", self.seeds, WORD + 1)
 
     def uniform(
         self,
@@ -75,8 +91,12 @@ class Keys:
         """Return float64 uniforms in [0, 1) with 53 random bits, shape [M, ...] with ``dimensions`` axes.
 
         The coordinates broadcast against each other and against the members' leading axis. ``sample``
-        and ``token`` stay below 65,536, the others below 2^32.
+        and ``token`` stay below 65,536, the others below 2^32; ValueError otherwise.
         """
+        for name, value in (("round", round), ("attempt", attempt), ("slot", slot)):
+            _within(name, value, WORD + 1)
+        for name, value in (("sample", sample), ("token", token)):
+            _within(name, value, HALF_WORD)
         seeds = self.seeds.reshape(-1, *(1 for _ in range(dimensions - 1)))
 
         def word(value: Tensor | int) -> Tensor:

@@ -164,6 +164,32 @@ GOOD = {"group": 0, "reward": 1.0, "logp": [-1.0, -2.0]}
             ["reward.transform=power", "reward.power=0.5"],
             "reward.power: a negative reward",
         ),
+        (
+            [{**GOOD, "reward": 1e10}],
+            ["reward.transform=affine", "reward.scale=1e300"],
+            "response 0: its reward 1e+10 is inf after reward.* and kl.beta; expected a number that float64 holds",
+        ),
+        (
+            [{**GOOD, "reward": -1.7e308}, {**GOOD, "reward": 1.7e308}],
+            [],
+            "response 0: its advantage is not finite",
+        ),
+        (
+            [{"group": 0, "steps": [[0, -1.7e308], [1, 1.7e308]], "logp": [-1.0, -2.0]}],
+            ["advantage.supervision=process"],
+            "response 0: its advantage is not finite",
+        ),
+        (
+            [{**GOOD, "ref_logp": [800.0, 0.0]}],
+            ["kl.beta=0.1", "kl.place=reward-before"],
+            "response 0: its reward 1 is -inf after",
+        ),
+        (
+            [{**GOOD, "ref_logp": [800.0, 0.0]}],
+            ["kl.beta=0.1", "kl.place=reward-after"],
+            "response 0: its advantage is not finite",
+        ),
+        ([{**GOOD, "a\nb\ud800\x1b": 1}], [], "unknown key ''a\\nb\\ud800\\x1b''"),
     ],
 )
 def test_bad_input_is_one_sentence_that_names_file_response_and_key(entries, settings, message):
@@ -182,6 +208,8 @@ def test_bad_input_is_one_sentence_that_names_file_response_and_key(entries, set
         ('{"a": 1}', "expected a list of responses, found an object"),
         ("[" * 100_000, "is not JSON"),
         ("[" + "9" * 5000 + "]", "is not JSON"),
+        ('[{"group": 0, "reward": 1, "reward": 0, "logp": [-1]}]', "the key 'reward' is written twice"),
+        ('[{"a\\nb": 0, "a\\nb": 1}]', r"the key ''a\\nb'' is written twice"),
         ('"text"', "found the string 'text'"),
     ],
 )
@@ -243,3 +271,13 @@ def test_numbers_that_are_not_finite_are_null_in_json(written):
     found = json.loads(run(written([{**GOOD, "logp": [800.0, 0.0], "old_logp": [-800.0, 0.0]}]), chosen(), True))
     assert found["ratios"][0][0] is None
     assert found["metrics"]["train/groups_constant_predicted"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "\ud800", "tab\t", "\u2028"])
+def test_a_group_id_of_any_characters_stays_on_its_line(written, name):
+    path = written([{"group": name, "reward": 1, "logp": [-1.0]}, {"group": "é", "reward": 1, "logp": [-1.0]}])
+    text = run(path, chosen("sampling.dynamic=drop"), False)
+    assert f"response 0  group {name!r}  reward 1" in text and "response 1  group é  reward 1" in text
+    assert all(line.isprintable() for line in text.split("\n"))
+    text.encode()
+    assert json.loads(run(path, chosen(), True))["groups"] == [name, "é"]

@@ -6,6 +6,7 @@ keep their differences exactly, and a group is constant only when its values are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -107,7 +108,14 @@ BASELINES: dict[str, Callable[[Pool], Tensor]] = {
 
 def _stabilised(std: Tensor, undivided: Tensor, advantage: Advantage) -> Tensor:
     """Return the divisor of a standard deviation, 1 where the values are not to be divided."""
-    divisor = (std.square() + advantage.eps).sqrt() if advantage.eps_inside else std + advantage.eps
+    if advantage.eps_inside and advantage.eps > 0:
+        # sqrt(std^2 + eps) with the larger part taken out of the squares, which would leave float64's range.
+        # torch.hypot would do, but rounds a number by its place in the tensor, and so by the other members.
+        root = math.sqrt(advantage.eps)
+        largest = std.clamp(min=root)
+        divisor = largest * ((std / largest).square() + (root / largest).square()).sqrt()
+    else:
+        divisor = std + advantage.eps
     return torch.where(undivided, 1.0, divisor)
 
 
@@ -198,7 +206,9 @@ def advantages(
         running = running_means.gather(1, batch.prompts).unsqueeze(-1)
     result = SUPERVISION[advantage.supervision](shaped, member, batch, advantage, running)
     if advantage.advantage_clip != "off":
-        result = result.clamp(-advantage.advantage_clip, advantage.advantage_clip)
+        held = result.clamp(-advantage.advantage_clip, advantage.advantage_clip)
+        # Rewards that left float64's range are a fault to be seen, not an advantage as large as any.
+        result = torch.where(result.isinf(), torch.nan, held)
     return torch.where(batch.token & member.unsqueeze(-1), result, 0.0)
 
 

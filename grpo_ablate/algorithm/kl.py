@@ -13,6 +13,8 @@ from torch import Tensor
 from grpo_ablate.algorithm.records import Batch
 from grpo_ablate.spec.schema import Kl
 
+LARGEST_LOG = 709.0  # the whole number below the logarithm of the largest float64
+
 
 def k1(z: Tensor) -> Tensor:
     """``-z``: unbiased for KL(pi, ref) on policy; differentiated as written its gradient has mean 0."""
@@ -33,17 +35,19 @@ def k3(z: Tensor) -> Tensor:
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def pathwise(values: Tensor, ratio: Tensor, logprobs: Tensor) -> Tensor:
+def pathwise(values: Tensor, log_ratio: Tensor, logprobs: Tensor) -> Tensor:
     """Differentiate the estimator as written, samples held fixed."""
     return values
 
 
-def ratio_weighted(values: Tensor, ratio: Tensor, logprobs: Tensor) -> Tensor:
+def ratio_weighted(values: Tensor, log_ratio: Tensor, logprobs: Tensor) -> Tensor:
     """Differentiate ``u k``: corrects the sampling law, and with k1 or k3 gives the gradient of KL(pi, ref)."""
-    return ratio * values
+    # Where k is exactly 0 a ratio beyond float64 is held at its end: 0 times inf would be NaN.
+    held = torch.where(values == 0, log_ratio.clamp(max=LARGEST_LOG), log_ratio)
+    return held.exp() * values
 
 
-def score_function(values: Tensor, ratio: Tensor, logprobs: Tensor) -> Tensor:
+def score_function(values: Tensor, log_ratio: Tensor, logprobs: Tensor) -> Tensor:
     """The value k with the gradient ``stopgrad(k) grad log pi``."""
     return values.detach() * torch.exp(logprobs - logprobs.detach())
 

@@ -117,12 +117,14 @@ def _generated(generated: Batch, switches: Switches) -> tuple[dict[str, Tensor],
     success = (sequences["right"] / sequences["tested"].clamp(min=1.0)).unsqueeze(-1)
     binary = sequences["right"] + sequences["wrong"] == sequences["tested"]
     predictable = exists & binary.unsqueeze(-1)
+    # As exponentials: torch rounds a power by a number's place in the tensor, and so by the other members.
+    constant_predicted = (size * success.log()).exp() + (size * (1.0 - success).log()).exp()
     kinds = {
         "present": of_group["present"] > 0,
         "wrong": all_wrong,
         "right": all_right,
         "other": constant & ~all_wrong & ~all_right,
-        "predicted": torch.where(predictable, success**size + (1.0 - success) ** size, 0.0),
+        "predicted": torch.where(predictable, constant_predicted, 0.0),
         "predictable": predictable,
     }
     sums = torch.stack([kind.double() for kind in kinds.values()]).sum(-1)

@@ -111,7 +111,8 @@ def loss(
     if update.log_ratio_clamp != "off":
         clamped = log_ratio.abs() > update.log_ratio_clamp
         log_ratio = log_ratio.clamp(-update.log_ratio_clamp, update.log_ratio_clamp)
-    inputs = Inputs(logprobs, log_ratio, clamped, prepared.advantages, scored)
+    silent = None if update.mismatch == "none" else prepared.mismatch == 0
+    inputs = Inputs(logprobs, log_ratio, clamped, prepared.advantages, scored, silent)
     surrogate = SURROGATES[update.surrogate](inputs, update)
     policy_part = -factor * _weighted_sum(prepared.weights * prepared.mismatch, surrogate.objective)
 
@@ -120,7 +121,7 @@ def loss(
     if kl.beta > 0 and kl.place == "loss":
         # The exact KL is already a function of the policy: no other gradient than its own is meant.
         gradient = kl_terms.GRADIENTS["pathwise" if kl.estimator == "exact" else kl.gradient]
-        penalty = gradient(kl_values, log_ratio.exp(), logprobs)
+        penalty = gradient(kl_values, log_ratio, logprobs)
         kl_part = factor * kl.beta * _weighted_sum(prepared.weights, penalty)
 
     entropy_part = nothing

@@ -40,7 +40,11 @@ def power(raw: Tensor, member: Tensor, reward: Reward, draws: RewardDraws) -> Te
             f"reward.power: a negative reward has no power {reward.power:g}; "
             "expected a whole number or rewards of at least 0."
         )
-    return raw**reward.power
+    if reward.power in (0.5, 1.0, 2.0, 3.0):
+        return raw**reward.power
+    # Other powers torch rounds by a number's place in the tensor, and so by the other members.
+    size = (raw.abs().log() * reward.power).exp()
+    return torch.where(raw < 0, -size, size) if reward.power % 2 == 1 else size
 
 
 def clip(raw: Tensor, member: Tensor, reward: Reward, draws: RewardDraws) -> Tensor:
@@ -87,6 +91,11 @@ TRANSFORMS: dict[str, Transform] = {
 }
 
 
+def _overflowed(values: Tensor, missing: Tensor) -> Tensor:
+    """Return inf for a NaN that is no ``missing`` reward (bool): inf - inf, a fault to be seen, not a gap."""
+    return torch.where(values.isnan() & ~missing, torch.inf, values)
+
+
 def raw_reward(batch: Batch, reward: Reward) -> Tensor:
     """Return float64 [M, B, G]: the task's reward, or the weighted sum of the named components.
 
@@ -96,6 +105,7 @@ def raw_reward(batch: Batch, reward: Reward) -> Tensor:
     total = batch.reward
     if reward.components:
         total = torch.zeros_like(batch.reward)
+        missing = torch.zeros_like(batch.present)
         for name, weight in reward.components.items():
             if name not in batch.components:
                 raise UserError(
@@ -103,6 +113,8 @@ def raw_reward(batch: Batch, reward: Reward) -> Tensor:
                     f"{nearest(name, batch.components) if batch.components else 'it has none.'}"
                 )
             total = total + weight * batch.components[name]
+            missing = missing | batch.components[name].isnan()
+        total = _overflowed(total, missing)
     return torch.where(batch.present, total, torch.nan)
 
 
@@ -125,7 +137,9 @@ def shape(batch: Batch, reward: Reward, sampling: Sampling, kl: Kl, draws: Rewar
     """Return the shaped rewards, float64 [M, B, G]: those that enter the statistics; NaN where missing.
 
     In order: components, transform, soft overlong penalty, then ``- beta sum_t k_t`` of the old policy under
-    ``kl.place: reward-before``. Raises UserError for an unknown component or an undefined power.
+    ``kl.place: reward-before``. A reward that leaves float64's range is infinite, never NaN: it makes its group's
+    advantages NaN and the run diverge, where a missing one leaves its siblings alone. Raises UserError for an
+    unknown component or an undefined power.
     """
     raw = raw_reward(batch, reward)
     member = ~raw.isnan()
@@ -137,4 +151,4 @@ def shape(batch: Batch, reward: Reward, sampling: Sampling, kl: Kl, draws: Rewar
         shaped = shaped + overlong_penalty(lengths, sampling.max_tokens, reward.overlong_buffer)
     if kl.place == "reward-before" and kl.beta > 0:
         shaped = shaped - kl.beta * old_values(batch, kl).sum(-1)
-    return shaped
+    return _overflowed(shaped, raw.isnan())

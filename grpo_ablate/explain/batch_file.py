@@ -56,7 +56,8 @@ class BatchFile:
 def read(path: Path) -> list[Any]:
     """Return the entries of a batch file; raises UserError for a file that is not a JSON list."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        entries = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
@@ -64,6 +65,25 @@ def read(path: Path) -> list[Any]:
     if not isinstance(entries, list):
         raise UserError(f"{path}: expected a list of responses, found {_kind(entries)}.")
     return entries
+
+
+def _object(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    """Return a JSON object; a key that stands there twice has no one value."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise UserError(f"{path}: the key '{shown(key)}' is written twice in one object.")
+        found[key] = value
+    return found
+
+
+def shown(label: Any) -> str:
+    """Return a group id or key as it is printed: on one line, whatever characters it has.
+
+    >>> shown("prompt-1"), shown(7), shown("two\\nlines")
+    ('prompt-1', '7', "'two\\\\nlines'")
+    """
+    return str(label) if str(label).isprintable() else repr(label)
 
 
 def parse(entries: list[Any], source: str) -> BatchFile:
@@ -97,7 +117,7 @@ def _response(entry: Any, where: str) -> Response:
         raise UserError(f"{where}: expected an object with group, reward and logp, found {_kind(entry)}.")
     for key in entry:
         if key not in KEYS:
-            raise UserError(f"{where}: unknown key '{key}'; {nearest(key, KEYS)}")
+            raise UserError(f"{where}: unknown key '{shown(key)}'; {nearest(key, KEYS)}")
     for key in ("group", "logp"):
         if key not in entry:
             raise UserError(f"{where}: '{key}' is not there.")

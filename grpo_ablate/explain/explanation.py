@@ -14,9 +14,9 @@ from grpo_ablate.algorithm import sampling
 from grpo_ablate.algorithm.advantages import initial_running_mean
 from grpo_ablate.algorithm.monitoring import round_metrics
 from grpo_ablate.algorithm.objective import loss, prepare
-from grpo_ablate.algorithm.records import Batch, Loss, Policy, RewardDraws
+from grpo_ablate.algorithm.records import Batch, Loss, Policy, Prepared, RewardDraws
 from grpo_ablate.errors import UserError
-from grpo_ablate.explain.batch_file import BatchFile, parse, read
+from grpo_ablate.explain.batch_file import BatchFile, parse, read, shown
 from grpo_ablate.metrics import combine, divide
 from grpo_ablate.spec.combinations import refusal
 from grpo_ablate.spec.schema import Reward, Switches
@@ -77,6 +77,7 @@ def explain(entries: list[Any], switches: Switches, source: str = "batch") -> Ex
     batch = replace(generated, present=generated.present & kept.unsqueeze(-1))
     running = initial_running_mean(1, len(file.labels), switches.advantage)
     prepared = prepare(batch, effective, _draws(file, switches.sampling.random_key), running)
+    _check_range(file, prepared, switches, source)
     logprobs = file.logprobs.clone().requires_grad_()
     step = loss(batch, prepared, Policy(logprobs, kl_exact=file.kl_exact), effective)
     (gradient,) = torch.autograd.grad(step.loss.sum(), logprobs)
@@ -129,6 +130,22 @@ def _check(file: BatchFile, switches: Switches, source: str) -> None:
         )
 
 
+def _check_range(file: BatchFile, prepared: Prepared, switches: Switches, source: str) -> None:
+    """Refuse rewards that leave float64's range on the way to an advantage."""
+    for index, ((b, g), response) in enumerate(zip(file.place, file.responses, strict=True)):
+        where, shaped = f"{source}: response {index}", prepared.shaped[0, b, g].item()
+        if switches.advantage.supervision == "outcome" and response.reward is not None and math.isinf(shaped):
+            raise UserError(
+                f"{where}: its reward {response.reward:g} is {shaped:g} after reward.* and kl.beta; "
+                "expected a number that float64 holds."
+            )
+        if not bool(prepared.advantages[0, b, g].isfinite().all()):
+            raise UserError(
+                f"{where}: its advantage is not finite: the rewards of its group, or its KL to the reference, "
+                "are too large for float64."
+            )
+
+
 def _draws(file: BatchFile, key: int) -> RewardDraws:
     """Return the random numbers of the transforms, drawn in input order from one seed."""
     generator = torch.Generator().manual_seed(key)
@@ -169,14 +186,14 @@ def _notes(file: BatchFile, batch: Batch, switches: Switches) -> list[str]:
         )
     if switches.advantage.baseline in ("mean", "leave-one-out") and switches.advantage.supervision == "outcome":
         sizes = (batch.present & ~batch.reward.isnan()).sum(-1)[0].tolist()
-        alone = [str(label) for label, size in zip(file.labels, sizes, strict=True) if size == 1]
+        alone = [shown(label) for label, size in zip(file.labels, sizes, strict=True) if size == 1]
         if alone:
             notes.append(
                 f"one reward alone has nothing to be compared with, advantage 0: group {', '.join(alone)}"
             )
     rejected = (file.batch.present.any(-1) & ~batch.present.any(-1))[0].tolist()
     if any(rejected):
-        names = ", ".join(str(label) for label, out in zip(file.labels, rejected, strict=True) if out)
+        names = ", ".join(shown(label) for label, out in zip(file.labels, rejected, strict=True) if out)
         notes.append(
             f"sampling.dynamic {switches.sampling.dynamic} rejects, and nothing is drawn anew: group {names}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from grpo_ablate.explain.batch_file import shown
 from grpo_ablate.explain.explanation import Explanation
 from grpo_ablate.spec.schema import Switches
 
@@ -118,7 +119,7 @@ def _cell(value: float | str | None) -> str:
 
 def _title(explanation: Explanation, index: int) -> str:
     reward, shaped = explanation.rewards[index], explanation.shaped[index]
-    title = f"response {index}  group {explanation.groups[index]}  reward "
+    title = f"response {index}  group {shown(explanation.groups[index])}  reward "
     title += "missing" if reward is None else f"{reward:g}"
     return title if shaped is None or shaped == reward else f"{title}  shaped {number(shaped)}"
 

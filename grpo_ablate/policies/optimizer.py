@@ -106,8 +106,8 @@ def adamw(
     """Adam with decoupled weight decay and bias correction, for the ``active`` members (None: all)."""
     beta1, beta2 = optimizer.settings.betas
     count = (optimizer.steps + 1).double()
-    step_size = rate / (1 - beta1**count)
-    root = (1 - beta2**count).sqrt()
+    step_size = rate / _bias(beta1, count)
+    root = _bias(beta2, count).sqrt()
     for parameter, gradient, (first, second) in zip(
         optimizer.parameters, gradients, optimizer.moments, strict=True
     ):
@@ -121,6 +121,14 @@ def adamw(
 
 
 UPDATES = {"sgd": sgd, "adamw": adamw}
+
+
+def _bias(beta: float, count: Tensor) -> Tensor:
+    """Return 1 - beta ** count, float64 [M].
+
+    By expm1: torch rounds a power by a number's place in the tensor, and so by the other members.
+    """
+    return -torch.expm1(count * (math.log(beta) if beta > 0 else -math.inf))
 
 
 def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:

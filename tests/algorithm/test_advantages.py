@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
 from math import comb
 
 import pytest
@@ -383,3 +385,29 @@ def test_a_process_batch_of_padded_records_needs_its_steps():
     chosen = switches(advantage={"supervision": "process"}).advantage
     with pytest.raises(ValueError, match="step scores"):
         advantages(batch.reward, batch.present, batch, chosen)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-9, 1.0, 1e200])
+def test_a_stabiliser_inside_the_root_keeps_its_range(size):
+    """For the pair (size, 0) the advantage is (size / 2) / hypot(size / 2, sqrt(eps)), by exact rationals."""
+    for eps in (1e-320, 1e-8, 1e300):
+        half, inside = Fraction(size) / 2, Fraction(eps)
+        with localcontext(Context(prec=60, Emin=-(10**6), Emax=10**6)):
+            square = half**2 / (half**2 + inside)
+            expected = float((Decimal(square.numerator) / Decimal(square.denominator)).sqrt())
+        found = one([size, 0.0], eps=eps, eps_inside=True)
+        assert found == pytest.approx([expected, -expected], rel=1e-14, abs=0)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_a_stabiliser_of_zero_is_nothing_inside_as_outside(size):
+    rewards = [math.sin(i) * 10 ** (i % 7 - 3) * size for i in range(64)]
+    assert one(rewards, eps_inside=True) == one(rewards)
+    assert one([size, 0.0], eps_inside=True) == [1.0, -1.0]
+
+
+def test_a_pair_whose_difference_overflows_has_no_advantage_rather_than_a_wrong_one():
+    for keys in ({}, {"scale": "none"}, {"advantage_clip": 1.0}, {"baseline": "none"}):
+        found = advantage([[1.7e308, -1.7e308], [1.0, 0.0]], **keys)
+        assert not any(map(math.isfinite, found[0])) or keys.get("baseline") == "none"
+        assert all(map(math.isfinite, found[1]))

@@ -31,8 +31,8 @@ def expectation(estimator, gradient, pi, reference, old=None):
     logits = tensor(pi).log().requires_grad_()
     logprobs = logits.log_softmax(-1)
     k = ESTIMATORS[estimator](tensor(reference).log() - logprobs)
-    ratio = (logprobs - tensor(old).log()).exp()
-    mean = (tensor(old) * GRADIENTS[gradient](k, ratio, logprobs)).sum()
+    log_ratio = logprobs - tensor(old).log()
+    mean = (tensor(old) * GRADIENTS[gradient](k, log_ratio, logprobs)).sum()
     return mean.item(), torch.autograd.grad(mean, logits)[0][0].item()
 
 
@@ -218,3 +218,13 @@ def test_the_true_estimators_move_the_expected_step_like_the_exact_divergence():
         chosen = switches(kl={"beta": 1.0, "estimator": estimator, "gradient": gradient})
         found = expected_step(logits, rewards, 2, chosen, reference)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("estimator", "place"), [("k2", "loss"), ("k3", "loss")])
+def test_a_kl_of_zero_stays_zero_whatever_the_ratio(estimator, place):
+    """u k and its gradient u (k + k') are 0 where the policy equals the reference, u = e^800 included."""
+    entry = {"group": 0, "reward": 1.0, "logp": [-0.1], "old_logp": [-800.1], "ref_logp": [-0.1]}
+    found = explain(
+        [entry], switches(kl={"beta": 0.1, "estimator": estimator, "gradient": "ratio", "place": place})
+    )
+    assert found.kl_loss == 0 and found.grad == [[0.0]]

@@ -160,3 +160,49 @@ def test_infinite_ratios_of_masked_responses_leave_the_others_alone():
 def test_bounds_are_compared_in_double_precision():
     ratio = torch.tensor(1.2, dtype=torch.float64).item()
     assert one_token(1, ratio * (1 + 1e-12)).clipped == [["high"]]
+
+
+HUGE = {"logp": [-0.1], "old_logp": [-800.0]}  # u = e^799.9, beyond float64
+OPEN = {"clip_low": "off", "clip_high": "off", "force": True}
+
+
+@pytest.mark.parametrize(
+    ("update", "reward", "objective"),
+    [
+        ({}, 1, 1.2),
+        ({"surrogate": "sequence"}, 1, 1.2),
+        ({"dual_clip": 3.0}, -1, -3.0),
+        ({"surrogate": "soft"}, 1, 4.0),
+        ({"surrogate": "soft"}, -1, -4 / 1.05),
+    ],
+)
+def test_a_flat_token_has_no_gradient_though_its_ratio_overflows(update, reward, objective):
+    """The limits for u to infinity: (1 + hi) A, c A, and A 4 / tau, all with slope 0."""
+    entries = [
+        {"group": 0, "reward": reward, **HUGE},
+        {"group": 0, "reward": 0.0, "logp": [-0.2], "old_logp": [-0.2]},
+    ]
+    found = explain(entries, switches(advantage={"baseline": "none", "scale": "none"}, update=update))
+    assert found.objective[0] == [pytest.approx(objective, rel=1e-15)] and found.grad == [[0.0], [0.0]]
+    assert found.metrics["train/no_gradient"] == 1
+    assert found.loss == pytest.approx(-objective / 2)
+
+
+@pytest.mark.parametrize("surrogate", [*SURROGATES, "sequence-open", "cispo-open"])
+def test_an_advantage_of_zero_has_no_gradient_though_its_ratio_overflows(surrogate):
+    name, is_open, _ = surrogate.partition("-open")
+    update = SURROGATES[name if is_open else surrogate] | (OPEN if is_open else {})
+    entries = [{"group": 0, "reward": 1.0, **HUGE}] * 2  # a constant group
+    found = explain(entries, switches(update=update))
+    assert found.objective == [[0.0], [0.0]] and found.grad == [[0.0], [0.0]] and found.loss == 0
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_a_token_taken_out_by_the_mismatch_mask_has_no_gradient_though_its_ratio_overflows(surrogate):
+    """Its sampler was e^5 times less likely: factor 0, so the gradient is that of the other response alone."""
+    other = {"group": 0, "reward": -1.0, "logp": [-0.3], "old_logp": [-0.3], "sampler_logp": [-0.3]}
+    masked = {"group": 0, "reward": 1.0, **HUGE, "sampler_logp": [-805.0]}
+    update = SURROGATES[surrogate] | {"mismatch": "mask"}
+    found = explain([masked, other], switches(advantage={"baseline": "none", "scale": "none"}, update=update))
+    assert found.mismatch == [[0.0], [1.0]]
+    assert found.grad == [[0.0], [pytest.approx(0.5)]]  # - A u / 2 with u = 1

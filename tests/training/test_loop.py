@@ -38,6 +38,31 @@ def test_members_side_by_side_equal_members_alone_bitwise(name):
         assert accepted[0] != accepted[1]
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"update": {"surrogate": "soft", "inner_passes": 3}},
+        {"reward": {"transform": "power", "power": 0.37}, "qualities": [[i / 97 for i in range(1, 97)]] * 3},
+        {"optimizer": {"name": "adamw", "learning_rate": 0.05}},
+        {"advantage": {"eps": 0.01, "eps_inside": True}, "sampling": {"group_size": 7}},
+    ],
+    ids=["soft", "power", "adamw", "stabiliser"],
+)
+def test_a_seed_rounds_alike_wherever_it_stands_among_many(sections):
+    """Vectorised kernels such as sigmoid and pow round the last few numbers of a tensor differently."""
+    sections = {"sampling": {"prompts": 3, "group_size": 3}} | sections
+    spec, seeds = make_spec(rounds=40, **sections), range(21)
+    together = finish(make_loop(spec, seeds))
+    lines = columns_by_seed(together, seeds)
+    for first, last in ((0, 0), (7, 7), (20, 20), (8, 11)):
+        block = range(first, last + 1)
+        apart = finish(make_loop(spec, block))
+        assert torch.equal(apart.policy.logits, together.policy.logits[first : last + 1])
+        for seed, columns in columns_by_seed(apart, block).items():
+            for column, values in columns.items():
+                assert same(lines[seed][column], values), column
+
+
 @pytest.mark.parametrize("name", DEMANDING)
 def test_a_loop_restored_after_any_round_continues_bitwise(name):
     spec, seeds = demanding(name), [5, 6]
@@ -254,6 +279,27 @@ def test_a_member_that_diverges_is_marked_and_the_others_go_on_bitwise():
         assert lines[seed]["round"][-1] == (22 if when < 0 else when)
         assert lines[seed]["rollouts"][-1] == 3 * (22 if when < 0 else when)
         assert lines[seed]["eval/reward"][-1].isnan() == (when > 0)
+
+
+@pytest.mark.parametrize(
+    ("sections", "qualities"),
+    [
+        ({"reward": {"transform": "affine", "scale": 1e300}}, [[1e10, 1e10]]),
+        ({"reward": {"transform": "affine", "scale": 1e300}, "advantage": {"baseline": "none", "scale": "none"}},
+         [[1e10, 1e10]]),
+        ({"reward": {"transform": "affine", "scale": 1e300},
+          "advantage": {"baseline": "none", "scale": "none", "advantage_clip": 1.0}}, [[1e10, 1e10]]),
+        ({"advantage": {"advantage_clip": 1.0}}, [[1.7e308, -1.7e308]]),
+    ],
+)  # fmt: skip
+def test_a_reward_beyond_float64_ends_the_run_as_diverged(sections, qualities):
+    spec = make_spec(qualities=qualities, rounds=20, sampling={"prompts": 1}, **sections)
+    loop = finish(make_loop(spec, [0, 1, 2]))
+    columns = loop.history.columns([0, 1, 2])
+    for member, when in enumerate(loop.diverged.tolist()):
+        assert 1 <= when < 20
+        assert columns["round"][columns["seed"] == member][-1] == when
+        assert columns["eval/reward"][columns["seed"] == member][-1].isnan()
 
 
 def test_the_same_seed_meets_the_same_numbers_in_every_row():

@@ -91,3 +91,19 @@ def test_uniforms_carry_53_bits():
 def test_normals_are_finite_at_both_ends_of_the_unit_interval():
     ends = normal(torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
     assert ends.isfinite().all() and ends[0] == -ends[1]
+
+
+@pytest.mark.parametrize(("seeds", "key"), [([2**32], 0), ([-1], 0), ([0], 65536), ([0], -1)])
+def test_a_seed_or_key_beyond_its_bits_would_repeat_anothers_numbers_and_is_refused(seeds, key):
+    with pytest.raises(ValueError, match="leaves the range"):
+        Keys(torch.tensor(seeds), key)
+
+
+@pytest.mark.parametrize(
+    "coordinate", [{"sample": 65536}, {"token": torch.tensor([0, 65536])}, {"slot": -1}, {"round": 2**32}]
+)
+def test_a_coordinate_beyond_its_bits_is_refused(coordinate):
+    keys = Keys(torch.tensor([2**32 - 1]), 65535)
+    keys.uniform(Purpose.RESPONSE, sample=65535, token=torch.tensor([65535]), slot=2**32 - 1, round=2**32 - 1)
+    with pytest.raises(ValueError, match=f"{next(iter(coordinate))} from .* leaves the range"):
+        keys.uniform(Purpose.RESPONSE, **coordinate)
