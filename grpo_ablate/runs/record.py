@@ -153,7 +153,8 @@ def read_cell(results: Path, cell: Cell) -> Record:
 def _metrics(path: Path, content: bytes, seeds: list[int]) -> pa.Table:
     """Parse the lines of ``seeds``: int64 counters, then float64 metrics, without nulls."""
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        # By the calling thread: a reader thread that outlives its call can abort a process that is about to end.
+        table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except (pa.ArrowException, OSError):
         raise unusable(path, "is not a Parquet file") from None
     expected = {

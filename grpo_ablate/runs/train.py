@@ -102,6 +102,7 @@ class Session:
         }
         self.loop = make_loop(spec, seeds)
         self.notes: dict[str, Any] = {"curve": [], "seconds": 0.0, "parts": {}, "peak": 0, "sessions": []}
+        self.start_up = time.process_time()  # most of it is the import of torch
         self.began = time.monotonic()
 
     def resume(self) -> None:
@@ -197,7 +198,7 @@ class Session:
         }
         timing = {
             "seconds": notes["seconds"],
-            "parts": notes["parts"],
+            "parts": {"start_up": self.start_up, **notes["parts"]},
             "curve": notes["curve"],
             "peak_memory_bytes": notes["peak"],
             "updates": int(loop.updates.sum()),

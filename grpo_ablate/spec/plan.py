@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,7 @@ def plan(experiment: Experiment, results: Path) -> Plan:
                 notes=list(row.notes),
             )
         )
-    rate = _seconds_per_update(experiment, results)
-    updates = sum(row.effective.rounds * row.effective.steps_per_round for row in todo.values())
-    seconds = 0.0 if not todo else None if rate is None else rate * updates
+    seconds = _estimate(experiment, todo, results)
     return Plan(
         experiment.name,
         experiment.question,
@@ -116,18 +114,30 @@ def _state(cell: Cell, results: Path) -> str:
     return "missing" if found is None else "failed" if found.fault else "done"
 
 
-def _seconds_per_update(experiment: Experiment, results: Path) -> float | None:
-    """Return what an optimiser step of this testbed's jobs took on this machine, start-up included."""
-    seconds = updates = 0.0
+def _estimate(experiment: Experiment, todo: Mapping[Cell, Row], results: Path) -> float | None:
+    """Return the seconds of one core that the jobs would take: a start each, and their optimiser steps.
+
+    Both as earlier jobs of this testbed took on this machine; None where there are none.
+    """
+    jobs, starts, seconds, updates = 0, 0.0, 0.0, 0
     for path in sorted((results / "runs" / experiment.testbed.name).glob("*/*/timing.json")):
         try:
             timing = read_timing(path.parent)
         except UserError:
             continue  # an unreadable timing tells nothing; `status` reports broken records
         if timing["machine"] == platform.node():
+            jobs += 1
+            starts += timing["parts"].get("start_up", 0.0)
             seconds += timing["seconds"]
             updates += timing["updates"]
-    return seconds / updates if updates else None
+    if not todo:
+        return 0.0
+    if not updates:
+        return None
+    steps = sum(
+        row.effective.rounds * row.effective.steps_per_round * len(cell.seeds) for cell, row in todo.items()
+    )
+    return len(todo) * starts / jobs + steps * seconds / updates
 
 
 def as_json(plans: Sequence[Plan]) -> str:

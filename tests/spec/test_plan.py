@@ -1,6 +1,7 @@
 """The plan: what it counts as done is what the workflow would not train again for its record."""
 
 import json
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,20 @@ def test_a_timing_that_cannot_be_read_tells_nothing(write: Callable[..., Path], 
     for text in ("", "[]", '{"seconds": 1, "updates": "2", "machine": "here"}', '{"seconds": NaN}'):
         (folder / "timing.json").write_text(text)
         assert plan(experiment, tmp_path).seconds is None
+
+
+def test_the_estimate_is_a_start_per_job_and_the_time_of_its_steps(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    experiment = load_experiment(write())  # two rows of 10 updates, each in two jobs of four seeds
+    for name, machine, seconds in (
+        ("a", platform.node(), 3.0),
+        ("b", platform.node(), 5.0),
+        ("c", "other", 900.0),
+    ):
+        folder = tmp_path / "runs" / "small" / name / "seeds-0-3"
+        folder.mkdir(parents=True)
+        timing = {"seconds": seconds, "parts": {"start_up": 2.0}, "curve": [], "peak_memory_bytes": 1}
+        timing |= {"updates": 40, "machine": machine}
+        (folder / "timing.json").write_text(json.dumps(timing))
+    assert plan(experiment, tmp_path).seconds == pytest.approx(4 * 2.0 + (4 * 4 * 10) * (3.0 + 5.0) / 80)
