@@ -101,8 +101,10 @@ class Session:
             "training code": row_digest(spec),
         }
         self.loop = make_loop(spec, seeds)
-        self.notes: dict[str, Any] = {"curve": [], "seconds": 0.0, "parts": {}, "peak": 0, "sessions": []}
-        self.start_up = time.process_time()  # most of it is the import of torch
+        start_up = time.process_time()  # most of it is the import of torch
+        self.notes: dict[str, Any] = {
+            "curve": [], "seconds": 0.0, "start_up": start_up, "parts": {}, "peak": 0, "sessions": [],
+        }  # fmt: skip
         self.began = time.monotonic()
 
     def resume(self) -> None:
@@ -198,7 +200,7 @@ class Session:
         }
         timing = {
             "seconds": notes["seconds"],
-            "parts": {"start_up": self.start_up, **notes["parts"]},
+            "parts": {"start_up": notes["start_up"], **notes["parts"]},
             "curve": notes["curve"],
             "peak_memory_bytes": notes["peak"],
             "updates": int(loop.updates.sum()),
