@@ -8,7 +8,6 @@ from pydantic import Field
 
 from grpo_ablate.spec.schema import (
     Advantage,
-    Budget,
     Count,
     Evaluation,
     Kl,
@@ -17,8 +16,7 @@ from grpo_ablate.spec.schema import (
     Reward,
     Sampling,
     Section,
-    SelectionTask,
-    TabularPolicy,
+    Spec,
     Update,
 )
 
@@ -72,7 +70,7 @@ class ExperimentFile(Section):
     published: str | None = None  # a table of published values, beside which ours is set
 
 
-class TestbedFile(Section):
+class TestbedFile(Spec):
     """A task, a policy, an evaluation, a budget, and a value for every switch that differs from neutral."""
 
     __test__ = False  # not a pytest class
@@ -82,13 +80,3 @@ class TestbedFile(Section):
     seeds_per_job: Annotated[int, Field(ge=1, le=10_000)] = 8
     stale: Literal["rerun", "keep"] = "rerun"  # what to do with results of older training code
     stream: bool = False  # long runs log to MLflow while they train
-    task: SelectionTask
-    policy: TabularPolicy = TabularPolicy()
-    evaluation: Evaluation = Evaluation()
-    reward: Reward = Reward()
-    sampling: Sampling = Sampling()
-    advantage: Advantage = Advantage()
-    update: Update = Update()
-    kl: Kl = Kl()
-    optimizer: Optimizer = Optimizer()
-    budget: Budget
