@@ -143,13 +143,23 @@ def budget(told: Told, findings: pd.DataFrame) -> dict[str, Any]:
         abs(at("group-std", "gain_per_rollout", size) - at("group-std--drop", "gain_per_rollout", size))
         for size in sizes
     ]
+    noise = {size: at("leave-one-out", "noise_per_rollout", size) for size in sizes}
+    least = min(noise, key=noise.__getitem__)
+    after = [noise[size] for size in sizes if size >= least]
+    if not first < least < last or after != sorted(after):
+        raise UserError(
+            f"{material.experiment.path}: the paper says that the noise of leave-one-out falls, then grows with "
+            "the group size, which the table does not."
+        )
     return {
         "first": str(first),
         "last": str(last),
+        "least": str(least),
+        "noise_least": f"{noise[least]:.0f}",
         "filter": f"{at('group-std--drop', 'norm_ratio', first) / at('group-std', 'norm_ratio', first):.2f}",
         "filter_gap": scientific(max(gains)),
-        "noise_first": f"{at('leave-one-out', 'noise_per_rollout', first):.0f}",
-        "noise_last": f"{at('leave-one-out', 'noise_per_rollout', last):.0f}",
+        "noise_first": f"{noise[first]:.0f}",
+        "noise_last": f"{noise[last]:.0f}",
         "angle_last": f"{_degrees(at('group-std', 'cosine', last)):.0f}",
     }
 

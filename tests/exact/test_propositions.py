@@ -270,6 +270,26 @@ def test_bias_and_variance_per_rollout_at_two():
     assert number("rollout-budget", "mean only, G = 2", "bias |E") == pytest.approx(gradient / 2)
 
 
+def test_the_variance_of_leave_one_out_per_rollout_is_least_in_groups_of_three():
+    """A group moves the logits of its prompt by phat (1 - phat) G / (G - 1) (1, -1): a binomial sum."""
+    successes = (0.02, 0.2, 0.5, 0.9)
+
+    def per_rollout(size):
+        squares = sum(
+            2 * 0.25 * binomial(size, p, lambda s: (s * (1 - s) * size / (size - 1)) ** 2) for p in successes
+        )
+        return size * (squares - sum(2 * (0.25 * p * (1 - p)) ** 2 for p in successes))
+
+    values = {size: per_rollout(size) for size in (2, 3, 4, 8)}
+    assert values[2] == pytest.approx(0.235654, abs=1e-6) and values[3] == pytest.approx(0.223581, abs=1e-6)
+    assert values[3] < values[2] < values[4] < values[8]
+    for size, value in values.items():
+        case = f"leave-one-out, G = {size}"
+        assert number("rollout-budget", case, "variance per rollout, G x") == pytest.approx(value)
+    finding = next(f for f in examined("rollout-budget").findings if f.case.endswith("G = 3 beside G = 2"))
+    assert finding.relation == "falls-below"
+
+
 # 10
 def test_reward_units_cancel_under_group_std_only():
     assert number("kl-optimum", "group-std, 10 r + 3, two random prompts, G = 4", "largest change") < 1e-12
@@ -321,6 +341,44 @@ def test_iterated_updates_reach_the_target_when_a_scalar_recursion_does():
             p, updates = 1 / (1 + math.exp(-logit)), updates + 1
         case = f"{name}, G = {size}, from p = 0.01, learning rate 1"
         assert number("dynamics", case, "updates to p") == updates
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "rollouts"),
+    [
+        ("group-std", 0.01, 296),
+        ("group-std", 0.1, 176),
+        ("group-std", 0.5, 448),
+        ("mean only", 0.01, 608),
+        ("mean only", 0.1, 192),
+        ("mean only", 0.5, 608),
+    ],
+)
+def test_with_a_kl_larger_groups_overtake_per_rollout_when_a_scalar_recursion_says(name, start, rollouts):
+    force = {
+        "group-std": lambda p, size: binomial(size, p, spread),
+        "mean only": lambda p, size: (1 - 1 / size) * p * (1 - p),
+    }[name]
+    gained, crossing = {2: 0.0, 8: 0.0}, None
+    for step in range(1, 501):
+        for size in (2, 8):
+            if 2 * step % size == 0:
+                p = 1 / (1 + math.exp(-gained[size]) * (1 - start) / start)
+                gained[size] += 2 * (force(p, size) - 0.1 * p * (1 - p) * gained[size])
+        if 2 * step % 8 == 0 and crossing is None and gained[8] > gained[2]:
+            crossing = 2 * step
+    assert crossing == rollouts
+    case = f"{name}, G = 8 beside G = 2, from exact KL with beta = 0.1, p = pi_ref = {start},"
+    assert number("dynamics", case, "G = 8 overtakes") == rollouts
+
+
+def test_without_a_kl_and_under_leave_one_out_pairs_stay_ahead_per_rollout():
+    for start in (0.01, 0.1, 0.5):
+        for name in ("group-std", "leave-one-out", "mean only"):
+            case = f"{name}, G = 8 beside G = 2, from no KL, p = {start},"
+            assert number("dynamics", case, "largest lead of G = 8") < 0
+        case = f"leave-one-out, G = 8 beside G = 2, from exact KL with beta = 0.1, p = pi_ref = {start},"
+        assert number("dynamics", case, "largest lead of G = 8") < 0
 
 
 # 14

@@ -18,13 +18,16 @@ TITLE = "Dynamics of the success probability"
 STATEMENT = (
     "One prompt, rewards 0 and 1, expected updates iterated with one learning rate, no sampling noise. Per "
     "update group-std leads leave-one-out leads mean-only for G > 2 (for G = 2 group-std and leave-one-out "
-    "are one); none is overtaken. Per rollout, in expectation, G = 2 leads every larger group, since c_G <= "
-    "sqrt(G - 1) < G/2: larger groups can pay only by less noise, which is not in this calculation."
+    "are one); none is overtaken, with or without an exact KL to the start. Per rollout and without KL, G = 2 "
+    "leads every larger group, since c_G <= sqrt(G - 1) < G/2. With KL (beta 0.1) it leads at first; then G = 8 "
+    "overtakes it under group-std and mean-only, whose climbs end higher in larger groups, and never under "
+    "leave-one-out, whose climb ends at r / beta whatever the size. Less noise is not in this calculation."
 )
 RATE, STEPS, TARGET = 1.0, 200, 0.9
 SHOWN = (10, 50, 150)  # updates
 STARTS = (0.01, 0.1, 0.5)
 BETA = 0.1
+ROLLOUTS = 1000  # how far G = 2 and G = 8 are compared per rollout
 ROWS: dict[str, tuple[dict[str, Any], Callable[[float, int], float]]] = {
     "group-std": (GROUP_STD, lambda p, size: binomial(size, p, spread)),
     "leave-one-out": (LEAVE_ONE_OUT, lambda p, size: p * (1 - p)),
@@ -58,6 +61,9 @@ def findings() -> Iterator[Finding]:
         yield from _order(start, paths, reached)
     yield from _bound()
     yield from _penalised()
+    for beta in (0.0, BETA):
+        for start in STARTS:
+            yield from _per_rollout(start, beta)
 
 
 def path(start: float, switches: Any, policy: ExactPolicy | None = None, steps: int = STEPS) -> list[float]:
@@ -67,11 +73,13 @@ def path(start: float, switches: Any, policy: ExactPolicy | None = None, steps: 
     return torch.softmax(found, -1)[:, 0].tolist()
 
 
-def by_hand(start: float, size: int, force: Callable[[float, int], float], beta: float = 0.0) -> list[float]:
+def by_hand(
+    start: float, size: int, force: Callable[[float, int], float], beta: float = 0.0, steps: int = STEPS
+) -> list[float]:
     """Return the same by a recursion of one logit z: both logits move by the force, in opposite directions."""
     z = begun = math.log(start / (1 - start))
     values = [start]
-    for _ in range(STEPS):
+    for _ in range(steps):
         p = 1 / (1 + math.exp(-z))
         z += 2 * RATE * (force(p, size) - beta * p * (1 - p) * (z - begun))
         values.append(1 / (1 + math.exp(-z)))
@@ -126,15 +134,47 @@ def _bound() -> Iterator[Finding]:
         )
 
 
+def _anchored(start: float) -> ExactPolicy:
+    """Return the policy with the start as its reference."""
+    policy = coin(start)
+    return replace(policy, prompts=tuple(replace(p, reference=policy.parameters[None]) for p in policy.prompts))
+
+
+def lead(few: list[float], many: list[float]) -> dict[int, float]:
+    """Return p at G = 8 minus p at G = 2 after every 8 rollouts, by rollouts."""
+    return {8 * n: many[n] - few[4 * n] for n in range(1, len(many))}
+
+
+def overtakes(few: list[float], many: list[float]) -> int | None:
+    """Return the rollouts after which G = 8 is ahead of G = 2 for the first time; None: never."""
+    return next((rollouts for rollouts, ahead in lead(few, many).items() if ahead > 0), None)
+
+
+def _per_rollout(start: float, beta: float) -> Iterator[Finding]:
+    """Compare groups of 2 and of 8 at equal rollouts: four updates of the one for one of the other."""
+    kl = {"kl": {"beta": beta, "estimator": "exact"}} if beta else {}
+    said = f"exact KL with beta = {beta:g}, p = pi_ref = {start}" if beta else f"no KL, p = {start}"
+    for name, (advantage, force) in ROWS.items():
+        case = f"{name}, G = 8 beside G = 2, from {said}, to {ROLLOUTS} rollouts"
+        found = [path(start, row(g, advantage, kl), _anchored(start), ROLLOUTS // g) for g in (2, 8)]
+        wanted = [by_hand(start, g, force, beta, ROLLOUTS // g) for g in (2, 8)]
+        crossing = overtakes(*wanted)
+        if crossing is None:
+            ahead, reason = max(lead(*found).values()), "never overtaken"
+            yield falls_below(case, "largest lead of G = 8, per rollout", ahead, 0.0, reason, by=0.0)
+        else:
+            at = overtakes(*found)
+            value = math.nan if at is None else at
+            source = "scalar recursion of the logit"
+            yield equals(case, "G = 8 overtakes at rollout", value, crossing, source, within=0)
+
+
 def _penalised() -> Iterator[Finding]:
     """With an exact KL to the start the climb ends where force and penalty meet."""
     kl = {"kl": {"beta": BETA, "estimator": "exact"}}
     size = 8
     for start in STARTS:
-        anchor = coin(start)
-        policy = replace(
-            anchor, prompts=tuple(replace(p, reference=anchor.parameters[None]) for p in anchor.prompts)
-        )
+        policy = _anchored(start)
         ends, paths = {}, {}
         for name, (advantage, force) in ROWS.items():
             found = path(start, row(size, advantage, kl), policy)

@@ -7,18 +7,20 @@ from typing import Any
 
 from grpo_ablate.exact.policy_file import parse
 from grpo_ablate.exact.propositions.cases import GROUP_STD, LEAVE_ONE_OUT, MEAN_ONLY, binomial, row, spread
-from grpo_ablate.exact.propositions.findings import Finding, equals, exceeds
+from grpo_ablate.exact.propositions.findings import Finding, equals, exceeds, falls_below
 from grpo_ablate.exact.update import ExactUpdate, expected_update
 
 TITLE = "Group size at a fixed number of rollouts"
 STATEMENT = (
     "N rollouts make N/G groups of independently drawn prompts, so the variance of their mean update is G var "
     "/ N. Four prompts with p = .02, .2, .5, .9, logits of their own, rewards 0 and 1, on policy: here "
-    "unbiased leave-one-out has more variance per rollout with every larger group, since fewer prompts are "
-    "seen; the bias of the group mean falls as 1/G, that of group-std grows with G, as its step does."
+    "unbiased leave-one-out has its least variance per rollout at G = 3, where its baseline has two rewards in "
+    "place of one; from there on it grows, since fewer prompts are seen. The bias of the group mean falls as "
+    "1/G, that of group-std grows with G, as its step does."
 )
 SUCCESSES = (0.02, 0.2, 0.5, 0.9)
-SIZES = (2, 4, 8, 16, 32, 64)
+SIZES = (2, 3, 4, 8, 16, 32, 64)
+LEAST = 3  # the group size with the least variance per rollout of leave-one-out
 ROWS: dict[str, tuple[dict[str, Any], Callable[[float, int], float]]] = {
     "group-std": (GROUP_STD, lambda share, size: spread(share)),
     "mean only": (MEAN_ONLY, lambda share, size: share * (1 - share)),
@@ -58,14 +60,12 @@ def findings() -> Iterator[Finding]:
     for before, after, first, second in zip(
         SIZES, SIZES[1:], found["leave-one-out"], found["leave-one-out"][1:], strict=False
     ):
-        yield exceeds(
-            f"leave-one-out, G = {after} beside G = {before}",
-            "variance per rollout",
-            after * second.variance,
-            before * first.variance,
-            "between-prompt variance grows as G",
-            by=1e-3,
-        )
+        case, quantity = f"leave-one-out, G = {after} beside G = {before}", "variance per rollout"
+        values = after * second.variance, before * first.variance
+        if after <= LEAST:
+            yield falls_below(case, quantity, *values, "a better baseline outweighs fewer prompts", by=1e-3)
+        else:
+            yield exceeds(case, quantity, *values, "between-prompt variance grows as G", by=1e-3)
         biases = [float((f[i].expected_update - f[i].gradient).norm()) for f in (found["group-std"],)
                   for i in (SIZES.index(before), SIZES.index(after))]  # fmt: skip
         yield exceeds(
