@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+EMPTY = "''"  # how an empty name is shown
+
 
 class UserError(Exception):
     """A sentence that names the file, row or key at fault and what was expected; shown without a traceback."""
@@ -22,4 +24,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [n for n in names if name and name in n]
-    return f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(names)}."
+    return (
+        f"did you mean '{close[0]}'?"
+        if close
+        else f"expected one of {', '.join(name or EMPTY for name in names)}."
+    )

@@ -132,11 +132,21 @@ def batch_std(pool: Pool) -> Tensor:
 
 def leave_one_out_std(pool: Pool) -> Tensor:
     """The standard deviation of the others; where it is 0 or only one other exists: not divided (NeMo-RL)."""
-    size = pool.values.shape[-1]
-    other = ~torch.eye(size, dtype=torch.bool, device=pool.values.device)
-    values = pool.values.unsqueeze(-2).expand(*pool.values.shape[:-1], size, size)
-    others = spread(values, pool.member.unsqueeze(-2) & other, (-1,), pool.advantage.ddof)
-    return _stabilised(others.std, others.constant, pool.advantage).squeeze(-1)
+    which, first = _distinct(torch.where(pool.member, pool.values, torch.inf))
+    number = torch.arange(int(which.max()) + 1 if which.numel() else 1, device=which.device)
+    # Equal values leave the same others: [M, B, D, K] for D distinct values in place of K.
+    removed = (which.unsqueeze(-2) == number.unsqueeze(-1)) & first.unsqueeze(-2)
+    others = spread(pool.values.unsqueeze(-2), pool.member.unsqueeze(-2) & ~removed, (-1,), pool.advantage.ddof)
+    return _stabilised(others.std, others.constant, pool.advantage).squeeze(-1).gather(-1, which)
+
+
+def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, along the last axis, the rank of each value among the distinct ones, and whether it is the first."""
+    ordered, order = values.sort(dim=-1, stable=True)
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    new[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    which = torch.zeros_like(order).scatter(-1, order, new.cumsum(-1) - 1)
+    return which, torch.zeros_like(new).scatter(-1, order, new)
 
 
 SCALES: dict[str, Callable[[Pool], Tensor]] = {

@@ -19,7 +19,7 @@ from grpo_ablate.exact import quantities
 from grpo_ablate.exact.points import Point
 from grpo_ablate.exact.policy import ExactPolicy, reference_table, support, tables
 from grpo_ablate.exact.report import parameter_names
-from grpo_ablate.exact.update import ExactUpdate, expected_update
+from grpo_ablate.exact.update import ExactUpdate, expected_update, length
 from grpo_ablate.spec.schema import Sampling
 
 Columns = dict[str, float]
@@ -49,8 +49,8 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 def cosine_and_norm(found: Tensor, wanted: Tensor) -> tuple[float, float]:
     """Return the cosine between two vectors and |found| / |wanted|; NaN where a vector is 0 but for rounding."""
-    a, b = float(found.norm()), float(wanted.norm())
-    angle = float(found @ wanted) / (a * b) if a > ROUNDING * b > 0 else math.nan
+    a, b = length(found), length(wanted)
+    angle = float((found / a) @ (wanted / b)) if a > ROUNDING * b > 0 else math.nan
     return angle, _ratio(a, b)
 
 
@@ -94,7 +94,7 @@ def bias(found: Found) -> Columns:
     """|expected update - gradient|, and the same after the best rescaling, relative to the update."""
     difference = found.update.expected_update - found.update.gradient
     angle = cosine(found)["cosine"]
-    return {"bias": float(difference.norm()), "direction_bias": math.sqrt(max(0.0, 1.0 - angle**2))}
+    return {"bias": length(difference), "direction_bias": math.sqrt(max(0.0, 1.0 - angle**2))}
 
 
 def variance(found: Found) -> Columns:

@@ -26,7 +26,6 @@ A token tree in place of ``responses``; its form is described in ``tree_file``.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ from grpo_ablate.exact.checks import (
 )
 from grpo_ablate.exact.policy import ExactPolicy, Prompt
 from grpo_ablate.exact.tree_file import parse_tree
+from grpo_ablate.spec.json_text import parse_json
 
 KEYS = ("group_size", "prompts", "features", "weights")
 PROMPT_KEYS = ("probability", "responses", "tree", "name")
@@ -58,12 +58,12 @@ LARGEST_GROUP = 1_000_000
 def load(path: Path) -> ExactPolicy:
     """Return the policy of a file; raises UserError for one that cannot be read or is not as described."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is not JSON ({error}).") from error
-    return parse(document, str(path))
+    return parse(parse_json(text, str(path)), str(path))
 
 
 def parse(document: Any, source: str = "policy") -> ExactPolicy:
@@ -95,7 +95,14 @@ def parse(document: Any, source: str = "policy") -> ExactPolicy:
         parameters = _weights(file, prompts, source)
     elif "weights" in file:
         raise UserError(f"{source}: 'weights' is there, but no response has 'features'.")
-    return ExactPolicy(torch.tensor(parameters, dtype=torch.float64), tuple(prompts), size, source)
+    policy = ExactPolicy(torch.tensor(parameters, dtype=torch.float64), tuple(prompts), size, source)
+    for i, prompt in enumerate(policy.prompts):
+        if not bool(prompt.logits(policy.parameters).isfinite().all()):
+            raise UserError(
+                f"{source}: prompt {i}: the logits, features . weights, do not fit into double precision; "
+                "expected features and weights of moderate size."
+            )
+    return policy
 
 
 def _prompt_law(entries: list[dict[str, Any]], source: str) -> list[float]:

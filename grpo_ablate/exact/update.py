@@ -24,6 +24,7 @@ from grpo_ablate.spec.schema import Switches
 MULTISETS = 2_000_000  # groups that are enumerated, all prompts together
 NUMBERS = 500_000_000  # tokens in all these groups together
 TABLE = 20_000_000  # numbers in a prompt's table of binomials
+SAMPLED = 100_000_000  # groups of a Monte Carlo estimate: their prompts are drawn at once
 CHUNK = 1 << 18  # tokens (or table entries) worked on at a time; some forty tensors of that size live at once
 
 
@@ -46,19 +47,30 @@ class ExactUpdate:
     @property
     def cosine(self) -> float | None:
         """Cosine of the angle between expected update and gradient; None where one of them is 0."""
-        lengths = self.gradient.norm() * self.expected_update.norm()
-        return float(self.gradient @ self.expected_update / lengths) if lengths > 0 else None
+        gradient, update = _unit(self.gradient), _unit(self.expected_update)
+        return None if gradient is None or update is None else float(gradient @ update)
 
     @property
     def norm_ratio(self) -> float | None:
         """|expected update| / |gradient|; None where the gradient is 0."""
-        length = self.gradient.norm()
-        return float(self.expected_update.norm() / length) if length > 0 else None
+        size = length(self.gradient)
+        return length(self.expected_update) / size if size > 0 else None
 
     @property
     def per_rollout(self) -> Tensor:
         """The expected update per response generated, rejected groups charged, [D]."""
         return self.expected_update * (self.accepted / self.group_size)
+
+
+def length(vector: Tensor) -> float:
+    """Return the norm; the largest entry is taken out of the squares, which could leave float64's range."""
+    largest = float(vector.abs().max())
+    return largest * float((vector / largest).norm()) if largest > 0 else 0.0
+
+
+def _unit(vector: Tensor) -> Tensor | None:
+    largest = vector.abs().max()
+    return None if largest == 0 else (vector / largest) / (vector / largest).norm()
 
 
 def expected_update(
@@ -90,6 +102,10 @@ def monte_carlo(
     that one group does not settle, and when no sampled group was accepted.
     """
     check(policy, switches, sampled=True)
+    if groups > SAMPLED:
+        raise UserError(f"--monte-carlo {groups}: expected at most {SAMPLED:,} groups.")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
     if groups < 2:
         raise UserError(f"--monte-carlo {groups}: expected at least 2 groups, to have a standard error.")
     generator = torch.Generator().manual_seed(seed)
@@ -111,9 +127,11 @@ def monte_carlo(
 def chunk(at: Setting) -> int:
     """Return how many groups fit into one piece of work."""
     size, switches = at.switches.sampling.group_size, at.switches
-    pairwise = switches.advantage.scale == "leave-one-out-std" or switches.reward.transform == "rank"
+    compared = size if switches.reward.transform == "rank" else 1
+    if switches.advantage.scale == "leave-one-out-std":
+        compared = max(compared, min(size, len(at.possible)))  # distinct rewards
     # Of the tables that compare the responses of a group two by two only a few live at once.
-    width = max(at.prompt.edges.shape[1], size // 8 if pairwise else 1)
+    width = max(at.prompt.edges.shape[1], compared // 8)
     return max(1, CHUNK // max(size * width, at.jacobians.shape[0]))
 
 
@@ -183,7 +201,8 @@ class _Sums:
         mean = self.update / self.accepted
         spread = (self.squares / self.accepted - mean.square()).clamp(min=0.0)
         count = self.accepted_groups
-        if not bool(mean.isfinite().all() and spread.isfinite().all()):
+        gradient = reward_gradient(policy, switches.sampling)
+        if not all(bool(found.isfinite().all()) for found in (mean, spread, gradient)):
             raise UserError(
                 f"{policy.source}: the update does not fit into double precision; "
                 "expected rewards, logits and references of moderate size."
@@ -191,7 +210,7 @@ class _Sums:
         if sampled:
             spread = spread * (count / (count - 1))
         return ExactUpdate(
-            gradient=reward_gradient(policy, switches.sampling),
+            gradient=gradient,
             expected_update=mean,
             variance=float(spread.sum()),
             p_mixed=self.mixed,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grpo_ablate.algorithm.records import Batch, Steps
 from grpo_ablate.errors import UserError, nearest
+from grpo_ablate.spec.json_text import parse_json, shown
 
 _TOKEN_KEYS = ("logp", "old_logp", "ref_logp", "sampler_logp", "kl_exact")
 KEYS = ("group", "reward", "steps", *_TOKEN_KEYS, "truncated")
@@ -57,33 +58,14 @@ def read(path: Path) -> list[Any]:
     """Return the entries of a batch file; raises UserError for a file that is not a JSON list."""
     try:
         text = path.read_text(encoding="utf-8")
-        entries = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is not JSON ({error}).") from error
+    entries = parse_json(text, str(path))
     if not isinstance(entries, list):
         raise UserError(f"{path}: expected a list of responses, found {_kind(entries)}.")
     return entries
-
-
-def _object(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """Return a JSON object; a key that stands there twice has no one value."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise UserError(f"{path}: the key '{shown(key)}' is written twice in one object.")
-        found[key] = value
-    return found
-
-
-def shown(label: Any) -> str:
-    """Return a group id or key as it is printed: on one line, whatever characters it has.
-
-    >>> shown("prompt-1"), shown(7), shown("two\\nlines")
-    ('prompt-1', '7', "'two\\\\nlines'")
-    """
-    return str(label) if str(label).isprintable() else repr(label)
 
 
 def parse(entries: list[Any], source: str) -> BatchFile:

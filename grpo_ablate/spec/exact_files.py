@@ -6,8 +6,6 @@ Reading one imports no numerics; what is enumerated is settled in ``grpo_ablate.
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +15,7 @@ from pydantic import Field
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.combinations import refusal
 from grpo_ablate.spec.files import Figures
+from grpo_ablate.spec.json_text import parse_json
 from grpo_ablate.spec.reading import checked, read_yaml
 from grpo_ablate.spec.resolve import EXACT, FigureSpec, Sparse, figure_specs, merged, preset_switches
 from grpo_ablate.spec.schema import (
@@ -55,6 +54,7 @@ PropositionName = Literal[
 ]  # fmt: skip
 OF_A_TOKEN_QUANTITIES = ("objective", "slope")
 POINTS = 20_000  # of a table
+LARGEST = 1e300  # of varied numbers
 
 
 class Span(Section):
@@ -197,14 +197,20 @@ def load_exact_experiment(path: Path) -> ExactExperiment:
         rows.append(ExactRow(name, row.label or name, _switches(where, stated, vary), row.constant_at))
         if row.constant_at is not None and rows[-1].switches.advantage.baseline != "constant":
             raise UserError(f"{where}: constant_at goes with advantage.baseline constant.")
-    return ExactExperiment(
+    policy = _policy(path, file.policy)
+    if policy is not None and "group_size" in policy:
+        raise UserError(
+            f"{path}: policy: group_size is no part of an experiment's policy; "
+            "set sampling.group_size in defaults or a row, or vary it."
+        )
+    experiment = ExactExperiment(
         name=path.stem,
         path=path,
         question=file.question,
         exact=file.exact,
         assumed=file.assumed,
         kind=file.kind,
-        policy=_policy(path, file.policy),
+        policy=policy,
         direction=None if file.direction is None else tuple(file.direction),
         rows=tuple(rows),
         vary=vary,
@@ -213,6 +219,10 @@ def load_exact_experiment(path: Path) -> ExactExperiment:
         figures=figure_specs(file.figures),
         propositions=tuple(file.propositions),
     )
+    from grpo_ablate.analysis.figures import named
+
+    named(experiment)  # refuses figures that could not be drawn
+    return experiment
 
 
 def varied(switches: Switches, values: dict[str, float | str], where: str) -> Switches:
@@ -249,7 +259,11 @@ def _values(path: Path, key: str, given: list[Any] | dict[str, Any]) -> tuple[fl
     if dot and isinstance(_fields(Switches.model_fields[section].annotation)[name].default, int):
         # A span of whole numbers is written in floats.
         values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
-    for value in values:
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise UserError(
+                f"{path}: vary: {key}: {value!r} is there twice; every value makes a point of its own."
+            )
         if not dot and isinstance(value, str):
             raise UserError(f"{path}: vary: {key} is '{value}', expected a number.")
         if key == "success" and not 0 < float(value) < 1:
@@ -269,8 +283,11 @@ def _listed(where: str, given: list[Any] | dict[str, Any]) -> list[float | str]:
     if not given:
         raise UserError(f"{where}: expected at least one value.")
     for value in given:
-        finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not finite and not isinstance(value, str):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and not -LARGEST <= value <= LARGEST:  # nan is not
+            found = repr(value) if isinstance(value, float) else "a whole number beyond 1e300"
+            raise UserError(f"{where}: {found} is among the values, expected numbers or words.")
+        if not number and not isinstance(value, str):
             raise UserError(f"{where}: {value!r} is among the values, expected numbers or words.")
     return given
 
@@ -323,11 +340,12 @@ def _policy(path: Path, given: str | dict[str, Any] | None) -> dict[str, Any] | 
         return given
     file = path.parent / given
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: policy {given}: {file} cannot be read ({error.strerror}).") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{file}: is not JSON ({error}).") from None
+    found = parse_json(text, str(file))
     if not isinstance(found, dict):
         raise UserError(f"{file}: expected an object with prompts.")
     return found

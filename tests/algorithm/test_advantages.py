@@ -181,6 +181,28 @@ def test_the_winner_of_a_leave_one_out_std_is_not_divided_by_nothing():
         assert max(map(abs, found)) <= 4
 
 
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_a_leave_one_out_std_is_that_of_the_other_rewards_one_by_one(ddof):
+    """Equal rewards, all distinct ones, missing ones and large offsets, by exact rationals."""
+    rows = [
+        [1, 0, 0, 1, 0.5, 1],
+        [3, -1, 0.25, 8, 2, 7],
+        [NAN, 1, 2, 2, NAN, 4],
+        [1e6, 1e6, 1e6 + 0.5, 1e6, 1e6, 0],
+    ]
+    found = advantage(rows, baseline="leave-one-out", scale="leave-one-out-std", ddof=ddof)
+    for rewards, row in zip(rows, found, strict=True):
+        for i, reward in enumerate(rewards):
+            others = [Fraction(r) for k, r in enumerate(rewards) if k != i and not math.isnan(r)]
+            if math.isnan(reward):
+                assert row[i] == 0
+                continue
+            mean = sum(others) / len(others)
+            squares = sum((r - mean) ** 2 for r in others) / (len(others) - ddof)
+            wanted = float(Fraction(reward) - mean) / (math.sqrt(squares) or 1.0)
+            assert row[i] == pytest.approx(wanted, rel=1e-12, abs=1e-15)
+
+
 def test_groups_of_unequal_size_are_normalised_by_themselves():
     entries = [
         {"group": g, "reward": r, "logp": [-1.0]}

@@ -284,3 +284,50 @@ def test_a_tree_of_one_token_responses_is_a_categorical():
     row = switches(None, None, ["sampling.group_size=4"])
     a, b = (expected_update(parse({"prompts": [p]}), row) for p in ({"tree": tree}, {"responses": flat}))
     assert torch.equal(a.expected_update, b.expected_update)
+
+
+def test_a_key_written_twice_is_refused(tmp_path, capsys):
+    text = json.dumps(GOOD).replace('"reward": 10', '"reward": 10, "reward": 1')
+    code, _, error = command(tmp_path, capsys, text)
+    assert code == 2 and "policy.json: the key 'reward' is written twice in one object." in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--monte-carlo", "100", "--seed", str(2**70)), "expected a whole number from 0 to 2^63 - 1."),
+        (("--monte-carlo", "100", "--seed", "-1"), "expected a whole number from 0 to 2^63 - 1."),
+        (("--monte-carlo", str(10**12)), "expected at most 100,000,000 groups."),
+    ],
+)
+def test_estimates_out_of_bounds_are_one_sentence(tmp_path, capsys, arguments, expected):
+    code, _, error = command(tmp_path, capsys, GOOD, *arguments)
+    assert code == 2 and expected in error and error.count("\n") == 1
+
+
+def test_logits_beyond_double_precision_are_refused(tmp_path, capsys):
+    responses = [{"features": [1e200], "reward": 1}, {"features": [0], "reward": 0}]
+    code, _, error = command(tmp_path, capsys, {"prompts": [{"responses": responses}], "weights": [1e200]})
+    assert code == 2 and "prompt 0: the logits, features . weights, do not fit into double precision" in error
+
+
+def test_angles_and_norms_hold_for_rewards_of_any_size():
+    def found(scale, **changes):
+        rewards = [0, 1, 10]
+        law = [{"probability": 1 / 3, "reward": r * scale} for r in rewards]
+        return expected_update(
+            parse({"prompts": [{"responses": law}]}), switches(None, "documents", ["sampling.group_size=3"])
+        )
+
+    small, large, tiny = found(1.0), found(1e200), found(1e-200)
+    assert small.cosine == pytest.approx(0.9544, abs=5e-5)
+    for other, scale in ((large, 1e200), (tiny, 1e-200)):
+        assert other.cosine == pytest.approx(small.cosine, rel=1e-12)
+        assert other.norm_ratio == pytest.approx(small.norm_ratio / scale, rel=1e-12)
+
+
+def test_the_empty_prefix_is_quoted_among_the_names(tmp_path, capsys):
+    document = copy.deepcopy(TREE)
+    document["prompts"][0]["tree"]["logits"] = {"zzz": [0, 0]}
+    code, _, error = command(tmp_path, capsys, document)
+    assert code == 2 and "expected one of '', a." in error

@@ -313,6 +313,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "log of zero": ({"vary": {"advantage.eps": {"start": 0, "stop": 1, "count": 3, "spacing": "log"}}}, "above 0"),
     "a constant that is none": ({"rows": {"a": {"constant_at": "expected-reward"}}}, "baseline constant"),
     "an unknown preset": ({"rows": {"a": {"preset": "documnts"}}}, "did you mean 'documents'?"),
+    "a value twice": ({"vary": {"sampling.group_size": [2, 2]}}, "sampling.group_size: 2 is there twice"),
+    "a value beyond numbers": ({"vary": {"sampling.group_size": [10**400]}}, "a whole number beyond 1e300"),
+    "a size in the policy": (
+        {"policy": {"group_size": 4, "prompts": [{"responses": [{"logit": 0, "reward": 1}]}]}},
+        "group_size is no part of an experiment's policy",
+    ),
+    "an unknown figure": ({"figures": ["factr"]}, "figures: no kind 'factr'; did you mean 'factor'?"),
     "an unknown proposition": ({"propositions": ["clips"]}, "propositions"),
 }  # fmt: skip
 
