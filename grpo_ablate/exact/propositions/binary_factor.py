@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpo_ablate.exact.propositions.cases import binomial, coin, row, spread
-from grpo_ablate.exact.propositions.findings import Finding, equals, printed
+from grpo_ablate.exact.propositions.findings import Finding, equals, largest_gap, printed
 from grpo_ablate.exact.quantities import population_limit
 from grpo_ablate.exact.update import expected_update
 
@@ -25,9 +25,9 @@ BINOMIAL = "the binomial sum of the closed form"
 def findings() -> Iterator[Finding]:
     """Yield what was found."""
     for size in SIZES:
-        gap = max(abs(factor(p, size) / closed(p, size, spread) - 1) for p in GRID)
         case = f"group-std, G = {size}, p = 0.01 to 0.99"
-        yield equals(case, "largest |enumerated / c_G(p) - 1|", gap, 0.0, BINOMIAL)
+        gap = max(_turned(p, size) for p in GRID)
+        yield equals(case, "largest |E update / c_G(p) - grad p| / |grad p|", gap, 0.0, BINOMIAL)
     gap = max(abs(factor(p, 2) - 1) for p in GRID)
     yield equals("group-std, G = 2, p = 0.01 to 0.99", "largest |c_2(p) - 1|", gap, 0.0, "c_2 = 1")
     for p, size, value in ((0.1, 8, 2.3277), (0.3, 16, 2.0925)):
@@ -73,10 +73,17 @@ def _variants() -> Iterator[Finding]:
 
 
 def factor(success: float, size: int, **advantage: Any) -> float:
-    """Return |expected update| / |grad p| by enumeration; both lie along the same line."""
-    ratio = expected_update(coin(success), row(size, {"advantage": advantage})).norm_ratio
-    assert ratio is not None  # p is neither 0 nor 1
-    return ratio
+    """Return the expected update along grad p, over |grad p|, by enumeration."""
+    found = expected_update(coin(success), row(size, {"advantage": advantage}))
+    return float(found.expected_update @ found.gradient / (found.gradient @ found.gradient))
+
+
+def _turned(success: float, size: int) -> float:
+    """Return the largest entry of E update / (c_G(p) p (1 - p)) minus grad p / (p (1 - p)) = (1, -1)."""
+    update = expected_update(coin(success), row(size)).expected_update.tolist()
+    slope = success * (1 - success)
+    scale = closed(success, size, spread) * slope
+    return largest_gap([([entry / scale for entry in update], (1.0, -1.0))])
 
 
 def closed(success: float, size: int, value: Callable[..., float]) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from grpo_ablate.exact.groups import coefficients, setting
 from grpo_ablate.exact.policy import ExactPolicy
 from grpo_ablate.exact.propositions.cases import GROUP_STD, MEAN_ONLY, advantages, categorical, coin, row
 from grpo_ablate.exact.propositions.findings import Finding, differs, equals, largest_gap
@@ -74,14 +76,20 @@ def _binary(p: float) -> Iterator[Finding]:
         )
 
 
-def dpo_gradient(policy: ExactPolicy, beta: float) -> torch.Tensor:
+def group_update(policy: ExactPolicy, advantage: dict[str, Any], group: tuple[int, int]) -> torch.Tensor:
+    """Return the update of one group of two, given by the numbers of its responses, [D]."""
+    at = setting(policy.prompts[0], row(2, advantage), policy.parameters)
+    return -(coefficients(at, torch.tensor([group])).slopes @ at.jacobians)[0]
+
+
+def dpo_gradient(policy: ExactPolicy, beta: float, better: int = 0, worse: int = 1) -> torch.Tensor:
     """Return the ascent direction of log sigmoid(beta margin), by differentiating it (Rafailov et al. 2023)."""
     point = policy.parameters.clone().requires_grad_()
     law = point.log_softmax(0)
     reference = policy.prompts[0].reference
     assert reference is not None
     anchor = reference[0].log_softmax(0)
-    margin = (law[0] - anchor[0]) - (law[1] - anchor[1])
+    margin = (law[better] - anchor[better]) - (law[worse] - anchor[worse])
     (gradient,) = torch.autograd.grad(torch.nn.functional.logsigmoid(beta * margin), point)
     return gradient
 
@@ -102,11 +110,6 @@ def _preferences() -> Iterator[Finding]:
             weight * (better - worse),
             "beta sigmoid(-beta margin) (grad log pi(y+) - grad log pi(y-))",
         )
-        update = mixed_update(policy, GROUP_STD)
-        gap = largest_gap([(update / update.norm(), gradient / gradient.norm())])
-        yield equals(
-            f"group-std beside DPO, {case}", "largest gap of the two unit vectors", gap, 0.0, "one direction"
-        )
         weights.append(weight)
     yield differs(
         f"DPO, beta = {beta}",
@@ -116,3 +119,27 @@ def _preferences() -> Iterator[Finding]:
         "it depends on the margin",
         by=0.1,
     )
+    yield from _among_four(beta)
+
+
+def _among_four(beta: float) -> Iterator[Finding]:
+    """Two answers have one direction between them; each pair of four has its own."""
+    policy = categorical(
+        *(
+            {"probability": p, "reward": r, "reference": q}
+            for p, r, q in ((0.1, 3, 0.4), (0.2, 0, 0.3), (0.3, 1, 0.2), (0.4, 0.5, 0.1))
+        )
+    )
+    score, rewards = scores(policy)[0], policy.prompts[0].reward.tolist()
+    for pair_of in itertools.combinations(range(4), 2):
+        better, worse = sorted(pair_of, key=lambda k: -rewards[k])
+        case = f"four answers, {better} better than {worse}"
+        update = group_update(policy, GROUP_STD, (better, worse))
+        half = (score[better] - score[worse]) / 2
+        yield equals(
+            f"group-std, G = 2, {case}", "update of the group", update, half, "half the gap of the scores"
+        )
+        gradient = dpo_gradient(policy, beta, better, worse)
+        gap = largest_gap([(update / update.norm(), gradient / gradient.norm())])
+        name = f"group-std beside DPO, beta = {beta}, {case}"
+        yield equals(name, "largest gap of the two unit vectors", gap, 0.0, "one direction")
