@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from grpo_ablate.analysis import figures
 from grpo_ablate.analysis.figures import style
+from grpo_ablate.analysis.figures.exact.budget import charged
 from grpo_ablate.analysis.figures.exact.material import ExactMaterial, load
 from grpo_ablate.analysis.figures.exact.variance import raised_from
 from grpo_ablate.errors import UserError
@@ -207,6 +208,24 @@ def test_curves_of_success_end_where_the_table_does(exact):
         for panels in (figure.axes[:columns], figure.axes[columns : 2 * columns]):
             ends = sorted(line[-1, 1] for axes in panels for line in lines_of(axes))
             np.testing.assert_allclose(ends, sorted(last["expected_reward"]), atol=1e-12)
+
+
+def test_curves_per_rollout_begin_with_the_first_group(exact):
+    found = of(exact, "exact-dynamics")
+    columns = len(found.values("success"))
+    for axes in drawn(found, "success").axes[columns : 2 * columns]:
+        assert {line[0, 0] for line in lines_of(axes)} == set(found.values("sampling.group_size"))
+
+
+def test_the_noise_of_filtered_rows_charges_rejected_rollouts(exact):
+    """Accepted groups have E / a and S / a for E and S of all, and one of them costs G / a rollouts."""
+    found = of(exact, "exact-budget")
+    rows = {row.id: row for row in found.experiment.rows}
+    sizes, noise = charged(found, rows["mean-only--drop"], "noise_per_rollout")
+    _, every = charged(found, rows["mean-only"], "noise_per_rollout")
+    _, accepted = found.curve(rows["mean-only--drop"], "sampling.group_size", "accepted")
+    np.testing.assert_allclose(noise, every + sizes * (1 - 1 / accepted), rtol=1e-9)
+    assert max(accepted) < 1
 
 
 def test_labels_spread_along_a_logarithmic_axis():

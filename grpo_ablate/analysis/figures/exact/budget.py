@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,7 +32,7 @@ def _filtered(row: ExactRow) -> bool:
 
 def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
     """Draw a panel per measure, a line per row; dashed where only mixed groups train."""
-    material.need("budget", SIZE, *MEASURES)
+    material.need("budget", SIZE, "accepted", *MEASURES)
     figure, panels = plt.subplots(2, 2, figsize=(style.DOUBLE, 3.5), sharex=True, layout="constrained")
     for axes, (measure, name) in zip(panels.flat, MEASURES.items(), strict=True):
         _lines(axes, material, measure)
@@ -60,7 +61,7 @@ def _look(row: ExactRow) -> dict[str, Any]:
 
 def _lines(axes: Axes, material: ExactMaterial, measure: str) -> None:
     for row in material.experiment.rows:
-        size, value = material.curve(row, SIZE, measure)
+        size, value = charged(material, row, measure)
         axes.plot(size, value, color=colour(row), clip_on=False, **_look(row))
     if measure in LOGARITHMIC:
         axes.set_yscale("log")
@@ -69,11 +70,19 @@ def _lines(axes: Axes, material: ExactMaterial, measure: str) -> None:
         axes.set_ylim(bottom=0)
 
 
+def charged(material: ExactMaterial, row: ExactRow, measure: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return group sizes and a measure; the table has the noise of accepted groups, here rejected ones count."""
+    size, value = material.curve(row, SIZE, measure)
+    if measure == "noise_per_rollout":
+        value = value / material.curve(row, SIZE, "accepted")[1]
+    return size, value
+
+
 def caption(material: ExactMaterial, options: dict[str, Any]) -> str:
     """Say what is held."""
     return material.told(
         "Larger groups at a fixed number of rollouts, paid for with fewer prompts. Bias is that of the "
-        "direction; noise is the variance per rollout over the squared length of the expected update; the "
-        "gain is the rise of the expected reward per rollout generated and unit of learning rate, to "
-        "first order. Dashed: only mixed groups train."
+        "direction; noise is the variance per rollout generated over the squared length of the expected "
+        "update; the gain is the rise of the expected reward per rollout generated and unit of learning rate, to "
+        "first order. Dashed: only mixed groups train; the rejected rollouts are charged."
     )

@@ -39,7 +39,8 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
                 for size in sizes:
                     held = {SIZE: size, "success": start}
                     x, y = material.curve(row, cost, "expected_reward", held)
-                    x, y = _from_first(x, y) if cost == "rollouts" else (x, y)
+                    if cost == "rollouts":  # on a logarithmic axis a curve begins with its first group
+                        x, y = x[x > 0], y[x > 0]
                     axes.plot(x, y, color=colour(row), linestyle=looks[size], dash_capstyle="butt")
             _costs(axes, material, cost, _settled(material, rows, start, cost))
             axes.set_xlabel(label)
@@ -57,12 +58,6 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
         handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, columnspacing=1.4
     )
     return figure
-
-
-def _from_first(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a curve on a logarithmic axis from ``FIRST`` on, linear in between what was recorded."""
-    dense = np.geomspace(FIRST, x[-1], 400)
-    return dense, np.interp(dense, x, y)
 
 
 def _settled(material: ExactMaterial, rows: list[ExactRow], start: float, cost: str) -> float:
@@ -94,6 +89,7 @@ def caption(material: ExactMaterial, options: dict[str, Any]) -> str:
     beta = f" and beta {rows[0].switches.kl.beta:g}" if options["kl"] and rows else ""
     return material.told(
         f"Success probability under expected updates{rate}{beta}, against updates (above) and against "
-        "rollouts (below, log scale, one group per update). Group-std with groups of 2 coincides with "
+        "rollouts (below, log scale, one group per update, each curve from its first update on). "
+        "Group-std with groups of 2 coincides with "
         "leave-one-out at every group size."
     )
