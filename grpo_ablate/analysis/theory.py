@@ -27,6 +27,7 @@ FIGURES = (
 )  # fmt: skip
 PROPOSITIONS = "tables/propositions.csv"
 EXACT = 1e-9  # a larger tolerance is that of a printed value or of a trend, not of two exact calculations
+PENALTY = "0.1"  # beta of the dynamics with a KL
 SIZE, SUCCESS = "sampling.group_size", "success"
 
 
@@ -238,10 +239,17 @@ def dynamics(told: Told, findings: pd.DataFrame) -> dict[str, Any]:
         case = f"{row}, G = {size}, from p = 0.01, learning rate 1"
         return round(_finding(findings, "dynamics", case, "updates to p >= 0.9"))
 
+    def overtaken(row: str) -> str:
+        said = f"from exact KL with beta = {PENALTY}, p = pi_ref = 0.01, to 1000 rollouts"
+        case = f"{row}, G = {large} beside G = {small}, {said}"
+        return str(round(_finding(findings, "dynamics", case, f"G = {large} overtakes at rollout")))
+
     small, large = 2, 8
     rows = ("group-std", "leave-one-out", "mean only")
     return {
         "start": "0.01",
+        "beta": PENALTY,
+        "overtaken": {row: overtaken(row) for row in ("group-std", "mean only")},
         "goal": "0.9",
         "small": str(small),
         "large": str(large),

@@ -138,6 +138,8 @@ def notes(policy: ExactPolicy, switches: Switches) -> list[str]:
         result.append(
             f"sampling.dynamic {sampling.dynamic}: expectation and variance are those of an accepted group"
         )
+    if sampling.dynamic != "off" and sampling.filter_on not in ("reward", "accuracy"):
+        result.append(f"sampling.filter_on {sampling.filter_on}: the filter reads 'reward', all that a policy has")
     if switches.reward.components:
         result.append("'reward' is taken as the weighted sum of reward.components")
     if sampling.temperature != 1 or sampling.top_k != "off" or sampling.top_p < 1:

@@ -231,7 +231,7 @@ def test_the_gap_of_a_proposition_is_the_largest_of_its_exact_equalities():
     table.loc[5, ["difference", "relation"]] = (0.4, "exceeds")
     rows = theory.propositions(table)["rows"]
     assert rows[-1]["title"] == "Dynamics"
-    assert rows[-1]["gap"] == "7.0 times 10^(-15)"
+    assert rows[-1]["gap"] == "9.0 times 10^(-15)"
 
 
 def test_a_finding_or_a_row_that_the_text_needs_is_named_when_it_is_missing(place):

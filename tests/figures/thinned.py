@@ -23,6 +23,14 @@ FINDINGS = (
             ("group-std", 2, 62.0), ("group-std", 8, 26.0), ("leave-one-out", 8, 62.0), ("mean only", 8, 71.0),
         )
     ),
+    *(
+        (
+            "dynamics",
+            f"{row}, G = 8 beside G = 2, from exact KL with beta = 0.1, p = pi_ref = 0.01, to 1000 rollouts",
+            "G = 8 overtakes at rollout", rollouts,
+        )
+        for row, rollouts in (("group-std", 296.0), ("mean only", 608.0))
+    ),
 )  # fmt: skip
 
 
