@@ -204,7 +204,7 @@ def _exact_table(arguments: Arguments) -> None:
 def _propositions(arguments: Arguments) -> None:
     from grpo_ablate.exact.propositions.table import write_propositions
 
-    write_propositions(arguments.results)
+    print(f"propositions settled, verdicts in {write_propositions(arguments.results)[-1].with_suffix('.md')}")
 
 
 def _log(arguments: Arguments) -> None:

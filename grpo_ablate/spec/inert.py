@@ -203,7 +203,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
             f"ddof 1 multiplies every advantage by sqrt((G-1)/G) = {((size - 1) / size) ** 0.5:.4f} "
             f"at G = {size}: a change of step size before anything else happens"
         )
-    if advantage.baseline == "leave-one-out" and size > 1:
+    if advantage.baseline == "leave-one-out" and advantage.scale == "none" and size > 1:
         said.append(
             f"leave-one-out is mean-only times G/(G-1) = {size / (size - 1):.4f} at G = {size}: "
             "the same direction, a larger step"

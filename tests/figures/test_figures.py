@@ -253,7 +253,7 @@ def test_a_figure_of_what_is_not_there_is_refused_in_one_sentence(results, tmp_p
         figures.draw(shown, tmp_path)
     for options, sentence in (
         ({"metric": "eval/rewards"}, "no metric 'eval/rewards'"),
-        ({"x": "update"}, "no cost 'update' for x; did you mean 'updates'?"),
+        ({"x": "update"}, "x 'update' is no counter; did you mean 'updates'?"),
         ({"rows": ["ddof"]}, "no row 'ddof'; did you mean 'ddof-1'?"),
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):

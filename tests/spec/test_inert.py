@@ -99,8 +99,10 @@ def test_notes_state_the_step_size_that_a_switch_changes_on_the_side(write: Writ
         "base": {},
         "ddof": {"advantage": {"ddof": 1}},
         "loo": {"advantage": {"baseline": "leave-one-out", "scale": "none"}},
+        "loo-std": {"advantage": {"baseline": "leave-one-out", "scale": "leave-one-out-std"}},
     }
     experiment = load_experiment(write({"rows": rows}))
     assert "sqrt((G-1)/G) = 0.8660 at G = 4" in experiment.row("ddof").notes[0]
     assert "G/(G-1) = 1.3333 at G = 4" in experiment.row("loo").notes[0]
+    assert experiment.row("loo-std").notes == ()  # each response has a divisor of its own
     assert experiment.row("base").notes == ()
