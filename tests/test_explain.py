@@ -237,7 +237,10 @@ def test_combinations_that_mean_nothing_are_refused_without_a_command_line():
 def everything(seed: int):
     """Responses that fill every column of the text."""
     rng = random.Random(seed)
-    tokens = lambda n: [round(-rng.expovariate(0.3), 3) for _ in range(n)]  # noqa: E731
+
+    def tokens(count: int) -> list[float]:
+        return [round(-rng.expovariate(0.3), 3) for _ in range(count)]
+
     return [
         {
             "group": f"prompt-{i % 2}",

@@ -45,8 +45,7 @@ def panels(material: Material, options: dict[str, Any]) -> dict[str, list[Row]]:
 
 def costs(material: Material, options: dict[str, Any]) -> list[str]:
     """Return the measures of cost that the figure's horizontal axes show."""
-    chosen = options["x"] if isinstance(options["x"], list) else [options["x"]]
-    return chosen
+    return options["x"] if isinstance(options["x"], list) else [options["x"]]
 
 
 def draw(material: Material, options: dict[str, Any]) -> Figure:
