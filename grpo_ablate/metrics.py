@@ -39,8 +39,18 @@ _PUBLISHED = (
         "eval/pass_at_k", "evaluation", "chance that one of k answers is right (unbiased estimator; k in the name)"
     ),
     Meaning("eval/distinct_answers", "evaluation", "distinct answers per prompt"),
-    Meaning("eval/entropy", "evaluation", "exact entropy of the policy, mean over held-out prompts"),
-    Meaning("eval/kl", "evaluation", "exact KL(policy, reference), mean over held-out prompts"),
+    Meaning(
+        "eval/entropy", "evaluation", "exact entropy of the policy, mean over held-out prompts or their tokens"
+    ),
+    Meaning(
+        "eval/kl",
+        "evaluation",
+        "KL(policy, reference) of a response: exact at each prefix, summed over its tokens",
+    ),
+    Meaning("eval/length", "evaluation", "scored tokens of a sampled answer"),
+    Meaning("eval/truncated", "evaluation", "share of sampled answers stopped by the limit"),
+    Meaning("eval/reward_group", "evaluation", "reward on one group of the held-out prompts, as reward_french"),
+    Meaning("eval/length_group", "evaluation", "tokens of a sampled answer to one group of the held-out prompts"),
     Meaning("train/loss", "update", "policy, KL and entropy parts together, as minimised"),
     Meaning("train/policy_loss", "update", "minus the weighted surrogate"),
     Meaning("train/kl_loss", "update", "beta times the weighted KL penalty; 0 when the KL is in the reward"),
@@ -133,12 +143,13 @@ def divide(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
 
 
 def known(name: str) -> bool:
-    """Whether a metric is published under this name, with any k for ``pass_at_k``.
+    """Whether a metric is published under this name, with any k for ``pass_at_k`` and any name for a group.
 
-    >>> known("eval/pass_at_4"), known("eval/pass_at_k4")
-    (True, False)
+    >>> known("eval/pass_at_4"), known("eval/pass_at_k4"), known("eval/reward_french")
+    (True, False, True)
     """
-    return name in METRICS or re.fullmatch(r"eval/pass_at_[1-9][0-9]*", name) is not None
+    families = r"eval/(pass_at_[1-9][0-9]*|(reward|length)_[a-z0-9-]+)"
+    return name in METRICS or re.fullmatch(families, name) is not None
 
 
 def names() -> tuple[str, ...]:

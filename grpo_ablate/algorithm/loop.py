@@ -201,11 +201,33 @@ class Loop:
         """Measure ``members`` bool [M] and close their sums."""
         began = time.perf_counter()
         values = divide({**self.of_rounds.take(members), **self.of_steps.take(members)})
-        values |= self.policy.evaluate(self.spec.evaluation.samples, self.round)
+        values |= self.measure(members & ~self.is_final(), members & self.is_final())
         line = Line(self.round, members, torch.stack([self.updates, self.spent, self.tokens]), values)
         self.history.lines.append(line)
         self.seconds["evaluation"] += time.perf_counter() - began
         return line
+
+    def is_final(self) -> Tensor:
+        """Return the members whose evaluation now is one of their last ``final_evaluations``, bool [M].
+
+        Counted as if nothing were resampled from here on; a member that has ended has no later one.
+        """
+        evaluation = self.spec.evaluation
+        paid = (self.spec.budget.rollouts - self.spent) // self.spec.rollouts_per_round + len(self.queue)
+        later = torch.where(self.stopped, 0, -(-paid // evaluation.every))
+        return later < evaluation.final_evaluations
+
+    def measure(self, early: Tensor, final: Tensor) -> dict[str, Tensor]:
+        """Evaluate the members ``early`` and ``final``, both bool [M], each with its number of samples."""
+        settings = self.spec.evaluation
+        if settings.final_samples == "same":
+            return self.policy.evaluate(settings.samples, self.round)
+        found: dict[str, Tensor] = {}
+        for members, samples in ((early, settings.samples), (final, settings.final_samples)):
+            if bool(members.any()):
+                for name, value in self.policy.evaluate(samples, self.round).items():
+                    found[name] = torch.where(members, value, found.get(name, torch.full_like(value, torch.nan)))
+        return found
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that changes while training, as tensors by name."""

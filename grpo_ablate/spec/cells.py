@@ -40,10 +40,27 @@ def row_cells(experiment: Experiment, row: Row) -> list[Cell]:
     A block is the same for every experiment, so a (spec, seed) of a testbed is trained in one place only; an
     experiment with fewer seeds than its last block holds uses the first of them.
     """
+    return _blocks(experiment, row, 0)
+
+
+def tuning_cells(experiment: Experiment, row: Row) -> list[Cell]:
+    """Return the cells on which a row at one learning rate is judged fit or not: seeds that no row is compared on."""
+    return _blocks(experiment, row, experiment.first_tuning_seed)
+
+
+def experiment_cells(experiment: Experiment) -> list[Cell]:
+    """Return the distinct cells of an experiment, sorted: its rows, its controls, its rows at every rate."""
+    found = {cell for row in experiment.trained_rows for cell in row_cells(experiment, row)}
+    for rows in experiment.tuned.values():
+        found |= {cell for row in rows for cell in tuning_cells(experiment, row)}
+    return sorted(found)
+
+
+def _blocks(experiment: Experiment, row: Row, start: int) -> list[Cell]:
     size, text = experiment.testbed.seeds_per_job, canonical_json(row.effective)
     return [
         Cell(experiment.testbed.name, row.hash, first, first + size - 1, text)
-        for first in range(0, experiment.seeds, size)
+        for first in range(start, start + experiment.seeds, size)
     ]
 
 
@@ -53,7 +70,7 @@ def cells(experiments: Iterable[Experiment]) -> list[Cell]:
     Raises:
         UserError: two different specs share the eight digits that name their folder.
     """
-    found = {cell for e in experiments for row in e.rows for cell in row_cells(e, row)}
+    found = {cell for experiment in experiments for cell in experiment_cells(experiment)}
     specs: dict[tuple[str, str], str] = {}
     for cell in sorted(found):
         if specs.setdefault((cell.testbed, cell.hash[:8]), cell.spec_json) != cell.spec_json:

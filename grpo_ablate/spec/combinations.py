@@ -15,7 +15,7 @@ def refusal(spec: Switches) -> str | None:
         reason = rule(spec)
         if reason is not None:
             return reason
-    return (_task(spec) or _budget(spec)) if isinstance(spec, Spec) else None
+    return (_task(spec) or _policy(spec) or _budget(spec)) if isinstance(spec, Spec) else None
 
 
 def _advantage(spec: Switches) -> str | None:
@@ -136,7 +136,7 @@ def _budget(spec: Spec) -> str | None:
             f"(sampling.prompts {prompts} x sampling.group_size {spec.sampling.group_size}); "
             f"the nearest that is: {nearest}."
         )
-    pool = len(spec.task.prompts)
+    pool = spec.task.pool_size
     if spec.sampling.prompt_order == "each-once" and prompts > pool:
         return (
             f"sampling.prompts is {prompts}, but the task has {pool} prompts and sampling.prompt_order each-once "
@@ -149,6 +149,25 @@ def _budget(spec: Spec) -> str | None:
         )
     if spec.update.staleness >= spec.rounds:
         return f"update.staleness {spec.update.staleness} leaves no round of {spec.rounds} to train on."
-    if spec.policy.name == "tabular" and spec.sampling.max_tokens != 1:
-        return f"sampling.max_tokens is {spec.sampling.max_tokens}, but a tabular policy's response is one token."
+    return None
+
+
+def _policy(spec: Spec) -> str | None:
+    policy = spec.policy
+    if policy.name == "tabular":
+        if spec.task.needs_tokens:
+            return f"policy.name tabular cannot write the responses of the task {spec.task.name}: use stacked."
+        if spec.sampling.max_tokens != 1:
+            return (
+                f"sampling.max_tokens is {spec.sampling.max_tokens}, but a tabular policy's response is one token."
+            )
+        return None
+    if not spec.task.needs_tokens:
+        return f"policy.name {policy.name} writes tokens, but the task {spec.task.name} chooses: use tabular."
+    if policy.heads % policy.kv_heads:
+        return f"policy.kv_heads {policy.kv_heads} does not divide policy.heads {policy.heads}."
+    if policy.head_size % 2:
+        return f"policy.head_size is {policy.head_size}, but rotary positions need an even number."
+    if "exact" in (spec.evaluation.samples, spec.evaluation.final_samples):
+        return f"evaluation.samples exact needs a closed form, which policy {policy.name} does not have: use a number."
     return None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from grpo_ablate.spec.schema import (
     Advantage,
     Count,
     Evaluation,
+    Finite,
     Kl,
     Name,
+    NonNegative,
     Optimizer,
+    Positive,
     Reward,
     Sampling,
     Section,
@@ -56,6 +59,34 @@ class RowFile(Changes):
     label: str | None = None  # how tables and figures call the row; default: its id
 
 
+class ClaimTest(Section):
+    """What the runs are asked, as in ``{is: better, row: token-mean, than: sequence-mean}``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+    kind: Annotated[Literal["better", "worse", "equivalent", "ratio", "exact"], Field(alias="is")]
+    row: str
+    than: str
+    metric: str | None = None  # default: the experiment's
+    margin: NonNegative | None = None  # equivalent, ratio: how far off still counts; exact: rounding allowed
+    value: Finite | None = None  # ratio: the stated ratio of the means, row / than
+
+
+class Claim(Section):
+    """A statement of the literature that the experiment judges."""
+
+    id: Name
+    statement: str
+    source: str
+    test: ClaimTest
+
+
+class Tuning(Section):
+    """Values that every row is tried at, on seeds of their own, before rows are compared at their best."""
+
+    learning_rate: Annotated[list[Positive], Field(min_length=2)]
+
+
 class ExperimentFile(Section):
     """One ablation: a question, the testbed it is asked on, and the rows that answer it."""
 
@@ -68,6 +99,10 @@ class ExperimentFile(Section):
     rows: dict[Name, RowFile] = {}
     figures: Figures = ["curves", "final"]
     published: str | None = None  # a table of published values, beside which ours is set
+    claims: list[Claim] = []
+    margin: NonNegative | None = None  # differences within it do not matter; drawn as a band
+    held: Literal["rollouts", "tokens", "updates", "seconds"] = "rollouts"  # what rows must have spent alike
+    tune: Tuning | None = None
 
 
 class TestbedFile(Spec):

@@ -73,7 +73,12 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.reward.overlong != "mask",
         "only the overlong mask reads it",
     ),
-    Rule(("sampling.engine",), lambda s: s.policy.name == "tabular", "a tabular policy samples by itself"),
+    Rule(("sampling.engine",), lambda s: s.policy.name in ("tabular", "stacked"), "the policy samples by itself"),
+    Rule(
+        ("evaluation.final_evaluations",),
+        lambda s: s.evaluation.final_samples == "same",
+        "every evaluation draws the same number of samples",
+    ),
     Rule(
         ("sampling.max_resample", "sampling.on_exhausted"),
         lambda s: s.sampling.dynamic == "off",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_ablate import metrics
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.combinations import refusal
-from grpo_ablate.spec.files import Changes, ExperimentFile, Figures, RowFile, TestbedFile
+from grpo_ablate.spec.files import Changes, Claim, ExperimentFile, Figures, RowFile, TestbedFile
 from grpo_ablate.spec.identity import spec_hash
 from grpo_ablate.spec.inert import Inert, neutralised, notes
 from grpo_ablate.spec.presets import PRESETS
@@ -19,6 +19,12 @@ from grpo_ablate.spec.reading import checked, parse_yaml, read_yaml
 from grpo_ablate.spec.schema import Advantage, Kl, Spec, Switches, Update
 
 Sparse = dict[str, dict[str, Any]]
+
+# The baseline with one thing changed: every experiment trains these, and judges them before any claim.
+CONTROLS: dict[str, tuple[str, Sparse]] = {
+    "control.a-a": ("the baseline again, other random numbers", {"sampling": {"random_key": 1}}),
+    "control.random-reward": ("the baseline on a random reward", {"reward": {"transform": "random"}}),
+}
 EXACT = "exact-"  # files of this name are exact experiments: they train nothing
 
 
@@ -73,6 +79,22 @@ class Experiment:
     axes: dict[str, tuple[str, ...]] = field(compare=False)
     figures: tuple[FigureSpec, ...]
     published: Path | None
+    claims: tuple[Claim, ...] = ()
+    margin: float | None = None  # differences within it do not matter
+    held: str = "rollouts"  # the quantity that rows must have spent alike
+    controls: tuple[Row, ...] = ()  # judged before any claim, shown in no table of rows
+    tuned: dict[str, tuple[Row, ...]] = field(compare=False, default_factory=dict)  # row -> itself at each rate
+
+    @property
+    def first_tuning_seed(self) -> int:
+        """The first seed after the whole blocks that the rows are compared on."""
+        size = self.testbed.seeds_per_job
+        return -(-self.seeds // size) * size
+
+    @property
+    def trained_rows(self) -> tuple[Row, ...]:
+        """The rows of the tables, the controls, and the rows at each learning rate."""
+        return (*self.rows, *self.controls, *(row for rows in self.tuned.values() for row in rows))
 
     def row(self, name: str) -> Row:
         """Return the row of that id, or raise a UserError that offers the nearest one."""
@@ -154,8 +176,10 @@ def load_experiment(path: Path) -> Experiment:
     axes = {axis: tuple(levels) for axis, levels in file.axes.items()}
     experiment = Experiment(
         path.stem, path, file.question, testbed, file.baseline, file.seeds, file.metric, rows, axes,
-        figure_specs(file.figures), published,
+        figure_specs(file.figures), published, tuple(file.claims), file.margin, file.held,
+        _controls(path, testbed_file, written[file.baseline], base), _tuned(path, testbed_file, written, base, file),
     )  # fmt: skip
+    check_claims(experiment)
     from grpo_ablate.analysis.figures import named
 
     named(experiment)  # refuses figures that could not be drawn
@@ -169,6 +193,63 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # a name too long for the file system
         return False
+
+
+def _controls(path: Path, testbed: TestbedFile, baseline: RowFile, base: Sparse) -> tuple[Row, ...]:
+    return tuple(
+        replace(_resolve(path, testbed, name, _changed(baseline, changes), base), label=label)
+        for name, (label, changes) in CONTROLS.items()
+    )
+
+
+def _tuned(
+    path: Path, testbed: TestbedFile, written: dict[str, RowFile], base: Sparse, file: ExperimentFile
+) -> dict[str, tuple[Row, ...]]:
+    """Return every row at each learning rate of ``tune``."""
+    rates = file.tune.learning_rate if file.tune else []
+    if len(set(rates)) < len(rates):
+        raise UserError(f"{path}: tune.learning_rate names a value twice.")
+    return {
+        name: tuple(
+            _resolve(
+                path, testbed, f"{name}@{rate:g}", _changed(row, {"optimizer": {"learning_rate": rate}}), base
+            )
+            for rate in rates
+        )
+        for name, row in written.items()
+        if rates
+    }
+
+
+def _changed(row: RowFile, changes: Sparse) -> RowFile:
+    """Return a row with further switches set; ``random`` reads no other key of the reward's transform."""
+    stated = merged(row.stated(), changes)
+    return RowFile.model_validate(stated | ({} if row.preset is None else {"preset": row.preset}))
+
+
+def check_claims(experiment: Experiment) -> None:
+    """Raise UserError, naming file, claim and key, where a claim does not say what can be judged."""
+    seen: set[str] = set()
+    for claim in experiment.claims:
+        where, test = f"{experiment.path}: claim '{claim.id}'", claim.test
+        if claim.id in seen:
+            raise UserError(f"{where}: two claims have this id; rename one.")
+        seen.add(claim.id)
+        names = [row.id for row in experiment.rows]
+        for key, name in (("row", test.row), ("than", test.than)):
+            if name not in names:
+                raise UserError(f"{where}: test.{key}: no row '{name}'; {nearest(name, names)}")
+        if test.row == test.than:
+            raise UserError(f"{where}: test.row and test.than are both '{test.row}'; name two rows.")
+        if test.kind in ("equivalent", "ratio") and not test.margin:
+            raise UserError(f"{where}: test.margin is missing: {test.kind} needs a margin above 0.")
+        if (test.value is None) == (test.kind == "ratio"):
+            wanted = "needs the stated ratio as test.value" if test.kind == "ratio" else "reads no test.value"
+            raise UserError(f"{where}: test.is {test.kind} {wanted}.")
+        if test.metric is not None and not metrics.known(test.metric):
+            raise UserError(
+                f"{where}: test.metric: no metric '{test.metric}'; {nearest(test.metric, metrics.names())}"
+            )
 
 
 def figure_specs(figures: Figures) -> tuple[FigureSpec, ...]:

@@ -7,9 +7,9 @@ old hashes mean: bump ``SCHEMA_VERSION`` when one must change (a test keeps the 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 SCHEMA_VERSION = 1
 
@@ -48,10 +48,53 @@ class SelectionTask(Section):
 
     components: ClassVar[tuple[str, ...]] = ("quality", "accuracy")
     has_steps: ClassVar[bool] = False  # no step scores: process supervision has nothing to read
+    needs_tokens: ClassVar[bool] = False
 
     name: Literal["selection"] = "selection"
     version: int = 1
     prompts: Annotated[list[SelectionPrompt], Field(min_length=1)]
+
+    @property
+    def pool_size(self) -> int:
+        """Prompts that training draws from."""
+        return len(self.prompts)
+
+
+class ArithmeticTask(Section):
+    """A chain of additions and subtractions with labelled steps; the verifier is binary, the steps are scored."""
+
+    components: ClassVar[tuple[str, ...]] = ("accuracy",)
+    has_steps: ClassVar[bool] = True
+    needs_tokens: ClassVar[bool] = True  # responses are token sequences: a language model's task
+
+    name: Literal["arithmetic"]
+    version: int = 1
+    operands: Annotated[list[Annotated[int, Field(ge=2, le=7)]], Field(min_length=1)] = [3, 4, 5, 6, 7]
+    train_prompts: Annotated[int, Field(ge=1, le=65536)] = 4096  # the pool that RL draws from
+    held_out: Annotated[int, Field(ge=1, le=4096)] = 256  # prompts that only evaluation sees
+
+    @property
+    def pool_size(self) -> int:
+        """Prompts that training draws from."""
+        return self.train_prompts
+
+
+class TranslationTask(Section):
+    """Translate sentences of a small English grammar into French or Spanish; the reward is sentence chrF."""
+
+    components: ClassVar[tuple[str, ...]] = ("chrf", "accuracy")
+    has_steps: ClassVar[bool] = False
+    needs_tokens: ClassVar[bool] = True
+
+    name: Literal["translation"]
+    version: int = 1
+    train_prompts: Annotated[int, Field(ge=1, le=65536)] = 2048
+    held_out: Annotated[int, Field(ge=1, le=4096)] = 256
+
+    @property
+    def pool_size(self) -> int:
+        """Prompts that training draws from."""
+        return self.train_prompts
 
 
 class TabularPolicy(Section):
@@ -60,11 +103,39 @@ class TabularPolicy(Section):
     name: Literal["tabular"] = "tabular"
 
 
+class WarmStart(Section):
+    """Supervised training on the task's noisy demonstrations, from which every run starts."""
+
+    steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: from random initial weights
+    demonstrations: Count = 20_000
+    batch: Count = 64
+    learning_rate: Positive = 4e-3  # AdamW, linear decay over the second half of the steps
+    per_seed: bool = False  # a checkpoint of its own for each seed, or one that all seeds share
+
+
+class StackedPolicy(Section):
+    """A Llama-shaped transformer per seed, all seeds as one batched program, in float32."""
+
+    name: Literal["stacked"]
+    hidden: Annotated[int, Field(ge=8, le=8192)] = 64
+    layers: Annotated[int, Field(ge=1, le=128)] = 2
+    heads: Annotated[int, Field(ge=1, le=128)] = 2
+    kv_heads: Annotated[int, Field(ge=1, le=128)] = 2  # grouped-query attention where fewer than heads
+    head_size: Annotated[int, Field(ge=32, le=512)] = 32
+    intermediate: Annotated[int, Field(ge=8, le=65536)] = 128
+    rms_eps: Positive = 1e-6
+    rope_theta: Positive = 10_000.0
+    tied: bool = False  # input and output embeddings are one matrix
+    warmstart: WarmStart = WarmStart()
+
+
 class Evaluation(Section):
     """When and how a policy is measured. ``samples: exact`` takes the expectation in closed form."""
 
     every: Count = 1  # rounds between evaluations; round 0 and the last are always evaluated
     samples: Count | Literal["exact"] = "exact"  # responses per held-out prompt
+    final_samples: Count | Literal["same"] = "same"  # the same, of the last evaluations
+    final_evaluations: Count = 1  # how many evaluations, counted from the end, draw ``final_samples``
     last: Count = 1  # the score of a run is the mean of its last evaluations
 
 
@@ -190,11 +261,32 @@ class Switches(Section):
     kl: Kl = Kl()
 
 
+def _named(default: str) -> Discriminator:
+    """Choose a record by its ``name``, which the neutral one need not state."""
+
+    def name(section: Any) -> str:
+        found = section.get("name", default) if isinstance(section, dict) else getattr(section, "name", default)
+        return found if isinstance(found, str) else str(found)
+
+    return Discriminator(name)
+
+
+Task = Annotated[
+    Annotated[SelectionTask, Tag("selection")]
+    | Annotated[ArithmeticTask, Tag("arithmetic")]
+    | Annotated[TranslationTask, Tag("translation")],
+    _named("selection"),
+]
+Policy = Annotated[
+    Annotated[TabularPolicy, Tag("tabular")] | Annotated[StackedPolicy, Tag("stacked")], _named("tabular")
+]
+
+
 class Spec(Switches):
     """Everything that decides what is trained and measured; equal specs are one run."""
 
-    task: SelectionTask
-    policy: TabularPolicy = TabularPolicy()
+    task: Task
+    policy: Policy = TabularPolicy()
     evaluation: Evaluation = Evaluation()
     optimizer: Optimizer = Optimizer()
     budget: Budget

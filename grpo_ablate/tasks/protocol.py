@@ -17,10 +17,23 @@ class Scores:
     reward: Tensor  # float64 [M, B, G], the task's own total
     components: dict[str, Tensor]  # name -> float64 [M, B, G]
     steps: Steps | None = None
+    answers: Tensor | None = None  # int64 [M, B, G], equal where two responses give the same answer
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Prompts followed by noisy answers, for a warm start; padded on the right."""
+
+    tokens: Tensor  # int64 [N, L], prompt and answer, end token included
+    prompt_length: Tensor  # int64 [N]
+    length: Tensor  # int64 [N], prompt and answer together
 
 
 class Task(Protocol):
-    """A pool of prompts and a verifier."""
+    """A pool of prompts and a verifier.
+
+    Prompts have numbers: those below ``prompt_count`` train; a language task numbers its held-out ones after them.
+    """
 
     prompt_count: int
 
@@ -30,4 +43,22 @@ class Task(Protocol):
 
     def exhibit(self, prompt: int, tokens: list[int]) -> dict[str, Any]:
         """Return the prompt and the response in words, as JSON-ready values."""
+        ...
+
+
+class LanguageTask(Task, Protocol):
+    """A task whose prompts and responses are token sequences over one small vocabulary."""
+
+    vocabulary: tuple[str, ...]  # the text of each token id
+    end: int  # the token that ends a response
+    pad: int  # fills what is no token; may be the end token
+    held_out_count: int
+    groups: dict[str, Tensor]  # name -> bool [held-out prompts]: measured apart, as languages or sizes
+
+    def prompt_tokens(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens int64 [..., P] of ``prompts`` int64 [...], padded on the right, and lengths [...]."""
+        ...
+
+    def demonstrations(self, count: int, key: int) -> Demonstrations:
+        """Return ``count`` noisy demonstrations, a function of ``key``, on prompts of neither other pool."""
         ...

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_ablate.errors import UserError, nearest
-from grpo_ablate.spec.cells import Cell, cells, row_cells
+from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
 from grpo_ablate.spec.resolve import Experiment, load_experiments
 from grpo_ablate.workflow.guard import guard
@@ -70,15 +70,14 @@ class Grid:
         names = [
             f"{experiment.name}: {row.id}"
             for experiment in self.experiments.values()
-            for row in experiment.rows
+            for row in experiment.trained_rows
             if (experiment.testbed.name, row.hash[:8]) == (testbed, short_hash)
         ]
         return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
     def cells_of(self, name: str) -> list[Cell]:
         """The distinct cells of an experiment, sorted."""
-        experiment = self.experiments[name]
-        return sorted({cell for row in experiment.rows for cell in row_cells(experiment, row)})
+        return experiment_cells(self.experiments[name])
 
     def runs(self, name: str) -> list[str]:
         """The ``run.json`` of every cell of an experiment: it holds the checksums of the rest."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -78,12 +78,25 @@ def test_canonical_json_is_sparse_sorted_ascii_and_round_trips(write: Write) -> 
     assert spec_hash(from_canonical(text)) == spec_hash(spec)
 
 
+def branches(kind: Any) -> list[type[Section]]:
+    """Return the records that a section may be one of, the neutral one first; empty for a plain value."""
+    found = [get_args(branch)[0] for branch in get_args(kind) if get_args(branch)]
+    return [branch for branch in found if isinstance(branch, type) and issubclass(branch, Section)]
+
+
 def neutral_values(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
             found |= neutral_values(kind, f"{prefix}{name}.")
+        elif sections := branches(kind):
+            neutral, *others = sections
+            found |= neutral_values(neutral, f"{prefix}{name}.")
+            for other in others:
+                found |= neutral_values(
+                    other, f"{prefix}{name}.{get_args(other.model_fields['name'].annotation)[0]}."
+                )
         elif not field.is_required():
             found[prefix + name] = field.default
     return found
