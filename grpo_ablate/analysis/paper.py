@@ -115,7 +115,10 @@ def numbers(experiments: Mapping[str, Experiment | ExactExperiment], results: Pa
 
 def setting(experiment: Experiment) -> dict[str, str]:
     """Return how the reproduced experiment was run, from the spec of its baseline row."""
+    from grpo_ablate.spec.schema import SelectionTask
+
     spec = experiment.row(experiment.baseline).spec
+    assert isinstance(spec.task, SelectionTask)
     prompts = spec.task.prompts
     return {
         "prompts": str(len(prompts)),

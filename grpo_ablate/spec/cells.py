@@ -44,7 +44,7 @@ def row_cells(experiment: Experiment, row: Row) -> list[Cell]:
 
 
 def tuning_cells(experiment: Experiment, row: Row) -> list[Cell]:
-    """Return the cells on which a row at one learning rate is judged fit or not: seeds that no row is compared on."""
+    """Return the cells that decide for or against a learning rate: on seeds that no row is compared on."""
     return _blocks(experiment, row, experiment.first_tuning_seed)
 
 

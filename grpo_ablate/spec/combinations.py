@@ -169,5 +169,5 @@ def _policy(spec: Spec) -> str | None:
     if policy.head_size % 2:
         return f"policy.head_size is {policy.head_size}, but rotary positions need an even number."
     if "exact" in (spec.evaluation.samples, spec.evaluation.final_samples):
-        return f"evaluation.samples exact needs a closed form, which policy {policy.name} does not have: use a number."
+        return f"evaluation.samples exact needs a closed form, which no {policy.name} policy has: use a number."
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from grpo_ablate.errors import UserError, nearest
 
@@ -109,10 +109,14 @@ def _sentence(model: type[BaseModel], error: ValidationError) -> str:
     errors = error.errors(include_url=False)
     unknown = [e for e in errors if e["type"] == "extra_forbidden"]
     first = (unknown or errors)[0]
-    path, _ = _keys(model, first["loc"])
+    path, owner = _keys(model, first["loc"])
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{key}'; {_suggestion(model, path)}"
+        return f"unknown key '{key}'; {_suggestion(model, owner or model, path[-1])}"
+    if first["type"] == "union_tag_invalid":
+        known = first["ctx"]["expected_tags"].replace("'", "").split(", ")
+        name = first["ctx"]["tag"]
+        return f"{key}.name is '{name[:80]}'; {nearest(name, known)}"
     if first["type"] == "missing":
         return f"the key '{key}' is missing."
     same = [e for e in errors if _keys(model, e["loc"])[0] == path]
@@ -128,6 +132,10 @@ def _keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str]
     current: Any = model
     last: type[BaseModel] | None = model
     for part in loc:
+        branches = _branches(current)
+        if part in branches:  # the name by which a record was chosen is no key
+            current = branches[str(part)]
+            continue
         current = _without_none(current)
         if isinstance(current, type) and issubclass(current, BaseModel):
             last = current
@@ -145,6 +153,16 @@ def _keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str]
     return keys, last
 
 
+def _branches(annotation: Any) -> dict[str, type[BaseModel]]:
+    """Return name -> record of a section that is one of several, chosen by its name; empty for others."""
+    return {
+        mark.tag: get_args(branch)[0]
+        for branch in get_args(annotation)
+        for mark in getattr(branch, "__metadata__", ())
+        if isinstance(mark, Tag)
+    }
+
+
 def _without_none(annotation: Any) -> Any:
     while get_origin(annotation) is not None and hasattr(annotation, "__metadata__"):
         annotation = get_args(annotation)[0]
@@ -154,19 +172,17 @@ def _without_none(annotation: Any) -> Any:
     return annotation
 
 
-def _suggestion(model: type[BaseModel], path: list[str]) -> str:
-    _, owner = _keys(model, tuple(path))
-    assert owner is not None
-    here = set(owner.model_fields)
-    offer = nearest(path[-1], here)
+def _suggestion(model: type[BaseModel], owner: type[BaseModel], key: str) -> str:
+    """Offer the nearest key of ``owner``, or the section of ``model`` that has this one."""
+    offer = nearest(key, owner.model_fields)
     if offer.startswith("did you"):
         return offer
     elsewhere = [
-        f"{section}.{path[-1]}"
+        f"{section}.{key}"
         for section, field in model.model_fields.items()
         if isinstance(field.annotation, type)
         and issubclass(field.annotation, BaseModel)
-        and path[-1] in field.annotation.model_fields
+        and key in field.annotation.model_fields
     ]
     return f"did you mean '{elsewhere[0]}'?" if elsewhere else offer
 

@@ -177,7 +177,8 @@ def load_experiment(path: Path) -> Experiment:
     experiment = Experiment(
         path.stem, path, file.question, testbed, file.baseline, file.seeds, file.metric, rows, axes,
         figure_specs(file.figures), published, tuple(file.claims), file.margin, file.held,
-        _controls(path, testbed_file, written[file.baseline], base), _tuned(path, testbed_file, written, base, file),
+        _controls(path, testbed_file, written[file.baseline], base),
+        _tuned(path, testbed_file, written, base, file),
     )  # fmt: skip
     check_claims(experiment)
     from grpo_ablate.analysis.figures import named
@@ -222,7 +223,7 @@ def _tuned(
 
 
 def _changed(row: RowFile, changes: Sparse) -> RowFile:
-    """Return a row with further switches set; ``random`` reads no other key of the reward's transform."""
+    """Return a row with further switches set."""
     stated = merged(row.stated(), changes)
     return RowFile.model_validate(stated | ({} if row.preset is None else {"preset": row.preset}))
 

@@ -1,12 +1,13 @@
 """YAML is read strictly, and every fault is one sentence that names the place."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.reading import checked, parse_yaml, read_yaml
-from grpo_ablate.spec.schema import Switches
+from grpo_ablate.spec.schema import Spec, Switches
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,26 @@ def test_a_wrong_value_names_key_value_and_what_was_expected(data: object, sente
 
 def test_a_whole_number_serves_where_a_number_is_expected() -> None:
     assert checked(Switches, {"kl": {"beta": 1}}, "f").kl.beta == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stated", "sentence"),
+    [
+        ({"task": {"name": "arithmetik"}}, "task.name is 'arithmetik'; did you mean 'arithmetic'?"),
+        (
+            {"task": {"name": "arithmetic", "held_outs": 3}},
+            "unknown key 'task.held_outs'; did you mean 'held_out'?",
+        ),
+        ({"task": {"name": "arithmetic", "held_out": 0}}, "task.held_out is 0, expected at least 1."),
+        (
+            {"task": {"name": "arithmetic"}, "policy": {"name": "stacked", "warmstart": {"stepz": 1}}},
+            "unknown key 'policy.warmstart.stepz'; did you mean 'steps'?",
+        ),
+    ],
+)
+def test_a_fault_in_a_section_that_is_one_of_several_is_named_by_the_users_keys(
+    stated: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        checked(Spec, {**stated, "budget": {"rollouts": 8}}, "file")
+    assert str(raised.value) == f"file: {sentence}"
