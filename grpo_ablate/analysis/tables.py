@@ -130,13 +130,13 @@ def _escape_markdown(text: str) -> str:
 
 def _latex(table: Table) -> str:
     width = len(table.header)
-    rows = [" & ".join(_escape_latex(cell) for cell in row) + r" \\" for row in table.rows]
-    notes = [rf"\multicolumn{{{width}}}{{l}}{{\footnotesize {_escape_latex(note)}}} \\" for note in table.notes]
+    rows = [" & ".join(escape_latex(cell) for cell in row) + r" \\" for row in table.rows]
+    notes = [rf"\multicolumn{{{width}}}{{l}}{{\footnotesize {escape_latex(note)}}} \\" for note in table.notes]
     return "\n".join(
         [
             f"\\begin{{tabular}}{{l{'r' * (width - 1)}}}",
             r"\toprule",
-            " & ".join(_escape_latex(cell) for cell in table.header) + r" \\",
+            " & ".join(escape_latex(cell) for cell in table.header) + r" \\",
             r"\midrule",
             *rows,
             r"\bottomrule",
@@ -160,7 +160,7 @@ _LATEX = {
 _CAPITALS = {"gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"}
 
 
-def _escape_latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Escape for LaTeX text; Greek letters and signs become mathematics, dashes stay the dashes they are."""
     return "".join(_latex_character(character) for character in text.replace("--", "-\0-")).replace("\0", "{}")
 
