@@ -31,6 +31,8 @@ class Purpose(IntEnum):
     REWARD_UNIFORM = 6  # rewards of the random control
     PROMPT_UNIFORM = 7  # the affine map of a prompt
     EXHIBIT = 8  # responses shown to the reader
+    TASK_PROMPT = 20  # a task's pools of prompts; the same for every run
+    DEMONSTRATION = 21  # a task's noisy demonstrations
 
 
 def philox(
