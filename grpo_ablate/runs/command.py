@@ -31,6 +31,10 @@ def train_command(arguments: argparse.Namespace) -> int:
         raise UserError("--dump-round: writes a batch and no run; leave out --stream.")
     if arguments.dump_round is not None and len(cells) > 1:
         raise UserError("--dump-round: name one block of seeds with --seeds A-B.")
+    if arguments.row is not None and arguments.dump_round is None:  # the workflow records it at its start
+        from grpo_ablate.analysis.planned import record_plan
+
+        record_plan(find_row(arguments.row)[0], arguments.results)
     from grpo_ablate.runs.train import train
 
     for cell in cells:
