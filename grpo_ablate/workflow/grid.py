@@ -182,6 +182,11 @@ def start(workflow: Any, config: dict[str, Any]) -> Grid:
             from grpo_ablate.workflow.plans import settle_all
 
             settle_all(grid)
+            if _executes(workflow):
+                from grpo_ablate.analysis.planned import record_plan
+
+                for experiment in grid.experiments.values():
+                    record_plan(experiment, Path(RESULTS))
         return grid
     except UserError as error:
         print(f"grpo-ablate: error: {error}", file=sys.stderr)
