@@ -9,8 +9,13 @@ from grpo_ablate.spec.schema import ArithmeticTask, SelectionTask, TranslationTa
 from grpo_ablate.tasks.arithmetic import Arithmetic
 from grpo_ablate.tasks.protocol import LanguageTask, Task
 from grpo_ablate.tasks.selection import Selection
+from grpo_ablate.tasks.translation import Translation
 
-TASKS: dict[str, Callable[[Any], Task]] = {"selection": Selection, "arithmetic": Arithmetic}
+TASKS: dict[str, Callable[[Any], Task]] = {
+    "selection": Selection,
+    "arithmetic": Arithmetic,
+    "translation": Translation,
+}
 
 
 @overload
