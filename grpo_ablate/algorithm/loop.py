@@ -43,8 +43,6 @@ class Observation:
     round: int
     batch: Batch
     prepared: Prepared
-    policy: Says
-    loss: Tensor  # [M], of the whole round
 
 
 class Loop:
@@ -148,7 +146,7 @@ class Loop:
             self.running = update_running_mean(self.running, batch, prepared.shaped, spec.advantage)
         self.of_rounds.add(batch, prepared, current.generated)
         if observe is not None:
-            self.show(batch, prepared, observe)
+            observe(Observation(self.round, batch, prepared))
         for inner_pass in range(spec.update.inner_passes):
             if spec.update.minibatches == 1:
                 self.step(batch, prepared, training & batch.present.any(-1).any(-1))
@@ -189,13 +187,6 @@ class Loop:
         place = torch.arange(size) * count + torch.arange(count)[:, None]
         valid = place < accepted.sum(1)[:, None, None]
         return shuffled[:, place.clamp(max=slots - 1)], valid
-
-    def show(self, batch: Batch, prepared: Prepared, observe: Callable[[Observation], None]) -> None:
-        """Let an observer see the round."""
-        with torch.no_grad():
-            says = self.says(batch)
-            loss = objective.loss(batch, prepared, says, self.spec)
-        observe(Observation(self.round, batch, prepared, says, loss.loss))
 
     def evaluate(self, members: Tensor) -> Line:
         """Measure ``members`` bool [M] and close their sums."""
