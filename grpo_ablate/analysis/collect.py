@@ -16,14 +16,15 @@ from grpo_ablate.analysis.summary import summarise, write_summary
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_lines import INTEGERS, Lines, record_lines
 from grpo_ablate.runs.record_files import has_record
-from grpo_ablate.spec.cells import cells
+from grpo_ablate.spec.cells import cells, measured_runs
 
 if TYPE_CHECKING:
-    from grpo_ablate.spec.resolve import Experiment
+    from grpo_ablate.spec.resolve import Experiment, Row
 
 KEYS = (
     "experiment",
     "row",
+    "role",
     "testbed",
     "hash",
     "seed",
@@ -33,16 +34,24 @@ KEYS = (
     "tokens",
     "seconds",
     "stale",
+    "diverged",
+    "parameters",
 )
+PARAMETERS_DIGITS = 16  # of the checksum: enough to tell parameters apart
 Run = tuple[str, int]  # hash, seed
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run's lines and the digest of the training code that made them."""
+    """One run's lines, the digest of the training code that made them, and what became of it.
+
+    ``parameters`` is the checksum of the final parameters of the run's block of seeds; empty where unknown.
+    """
 
     lines: Lines
     digest: str
+    diverged: bool
+    parameters: str
 
 
 def collect(
@@ -72,14 +81,17 @@ def collect(
 def tidy(experiment: Experiment, results: Path, source: str = "records", *, partial: bool = False) -> pa.Table:
     """Return the tidy table, sorted by the experiment's order of rows, then seed, then round.
 
-    Columns: ``KEYS``, then the metrics by name. ``seconds`` is the seed's share of its block's time so far.
-    ``stale`` marks lines of older training code, which a testbed may keep. Metrics are NaN where they do not
-    apply; a ``train/*`` metric that never applies has no column.
+    Columns: ``KEYS``, then the metrics by name. ``role`` says whether a line belongs to a ``row`` of the tables, a
+    ``control``, or a row at one learning rate: on the main seeds (``rate``) or on the tuning seeds (``tuning``).
+    ``seconds`` is the seed's share of its block's time so far. ``stale`` marks lines of older training code,
+    which a testbed may keep; ``diverged`` all lines of a run whose parameters ceased to be finite. Rows whose
+    ``parameters`` are equal on equal seeds ended bit-identical. Metrics are NaN where they do not apply; a
+    ``train/*`` metric that never applies has no column.
 
     Raises:
         UserError: as `collect`.
     """
-    wanted = [(row.hash, seed) for row in experiment.rows for seed in range(experiment.seeds)]
+    wanted = [(row.hash, seed) for row, seed in measured_runs(experiment)]
     if source == "records":
         found = _from_records(experiment, results)
     else:
@@ -87,7 +99,7 @@ def tidy(experiment: Experiment, results: Path, source: str = "records", *, part
     missing = [run for run in dict.fromkeys(wanted) if run not in found]
     if not found or (missing and not partial):
         digest, seed = missing[0]
-        row = next(row.id for row in experiment.rows if row.hash == digest)
+        row = next(row.id for row in experiment.trained_rows if row.hash == digest)
         where = results if source == "records" else f"MLflow ({source})"
         raise UserError(
             f"{experiment.path}: {len(missing)} of {len(set(wanted))} runs are missing in {where}, the first is "
@@ -106,7 +118,9 @@ def _from_records(experiment: Experiment, results: Path) -> dict[Run, Measured]:
             continue
         record = read_cell(results, cell)
         for seed, lines in record_lines(record).items():
-            found[cell.hash, seed] = Measured(lines, record.run["digest"])
+            diverged = str(seed) in record.run["diverged"]
+            checksum = record.run["checksums"]["parameters.safetensors"]
+            found[cell.hash, seed] = Measured(lines, record.run["digest"], diverged, checksum)
     return found
 
 
@@ -116,7 +130,12 @@ def _from_mlflow(
     from grpo_ablate.runs.mlflow_reader import read_runs
 
     logged = read_runs(results, uri, experiment.testbed.name, wanted)
-    return {run: Measured(found.lines, found.tags.get("digest", "")) for run, found in logged.items()}
+    return {
+        run: Measured(
+            found.lines, found.tags.get("digest", ""), "diverged" in found.tags, found.tags.get("parameters", "")
+        )
+        for run, found in logged.items()
+    }
 
 
 def _current_digests(experiment: Experiment) -> dict[str, str]:
@@ -128,13 +147,18 @@ def _current_digests(experiment: Experiment) -> dict[str, str]:
     return {cell.hash: training_code(cell) for cell in cells([experiment])}
 
 
+def _roles(experiment: Experiment) -> dict[str, tuple[Row, ...]]:
+    at_rates = tuple(row for rows in experiment.tuned.values() for row in rows)
+    return {"row": experiment.rows, "control": experiment.controls, "rate": at_rates}
+
+
 def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mapping[str, str]) -> pa.Table:
     chosen = [
         (row, seed, found[row.hash, seed])
-        for row in experiment.rows
-        for seed in range(experiment.seeds)
+        for row, seed in measured_runs(experiment)
         if (row.hash, seed) in found
     ]
+    roles = {id(row): role for role, rows in _roles(experiment).items() for row in rows}
     counts = [len(run.lines["round"]) for _, _, run in chosen]
     total = sum(counts)
 
@@ -147,11 +171,19 @@ def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mappi
     columns: dict[str, object] = {
         "experiment": pa.array([experiment.name] * total, pa.string()),
         "row": spread([row.id for row, _, _ in chosen]),
+        "role": spread(
+            [
+                "tuning" if roles[id(row)] == "rate" and seed >= experiment.seeds else roles[id(row)]
+                for row, seed, _ in chosen
+            ]
+        ),
         "testbed": pa.array([experiment.testbed.name] * total, pa.string()),
         "hash": spread([row.hash for row, _, _ in chosen]),
         "seed": spread([seed for _, seed, _ in chosen]),
         **{name: joined(name) for name in (*INTEGERS, "seconds")},
         "stale": spread([current.get(row.hash, run.digest) != run.digest for row, _, run in chosen]),
+        "diverged": spread([run.diverged for _, _, run in chosen]),
+        "parameters": spread([run.parameters[:PARAMETERS_DIGITS] for _, _, run in chosen]),
     }
     absent = {count: np.full(count, np.nan) for count in counts}
     for name in sorted({name for _, _, run in chosen for name in run.lines if "/" in name}):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 PARAMETER_LENGTH = 500  # MLflow cuts at 6,000 without a word; a chart needs far less
 TAG_LENGTH = 5000  # and at 8,000 for a tag
+TAGS_VERSION = 2  # runs that were logged with other tags are written anew
 DIRECTIONS = ("budget.hold", "evaluation.last", "update.force")  # no property of a run
 
 
@@ -60,6 +61,7 @@ def record_tags(record: Record, seed: int) -> dict[str, str]:
         "status": "finished" if diverged is None else "diverged",
         "diverged": diverged,
         "digest": record.run["digest"],
+        "parameters": record.run["checksums"]["parameters.safetensors"],  # of the whole block of seeds
         **{key: record.provenance[key] for key in ("commit", "dirty", "versions", "processor", "threads")},
     }
     return {
@@ -70,5 +72,5 @@ def record_tags(record: Record, seed: int) -> dict[str, str]:
 
 
 def fingerprint(run: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits that change when a record's measurements, code or times do."""
-    return _digest(json.dumps([run, timing["curve"]], sort_keys=True))
+    """Return 16 hexadecimal digits that change when a record's measurements, code or times, or the tags, do."""
+    return _digest(json.dumps([run, timing["curve"], TAGS_VERSION], sort_keys=True))

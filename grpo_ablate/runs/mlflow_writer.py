@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_content import fingerprint, identity_tags, parameters, record_tags
@@ -25,7 +25,7 @@ from grpo_ablate.runs.mlflow_store import (
 )
 from grpo_ablate.runs.record import Record, json_bytes, json_lines, read_cell
 from grpo_ablate.runs.record_files import has_record, read_samples
-from grpo_ablate.spec.cells import Cell, cells
+from grpo_ablate.spec.cells import Cell, cells, measured_runs
 from grpo_ablate.spec.identity import from_canonical
 
 if TYPE_CHECKING:
@@ -34,7 +34,15 @@ if TYPE_CHECKING:
 
     from grpo_ablate.spec.resolve import Experiment
 
+LABELS = ("row.", "role.")  # tags by which experiments call a run
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE = 800, 100  # a call takes 1,000 entities, 100 of them parameters
+
+
+class Names(NamedTuple):
+    """The tags that say what a run is to an experiment."""
+
+    label: str
+    role: str
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,8 @@ def log_experiment(experiment: Experiment, results: Path, uri: str | None = None
     """Log every run of an experiment that has a record, and label it with its row; a second call adds nothing.
 
     ``uri`` None is ``mlflow.db`` in ``results``. Each (hash, seed) is one MLflow run in the MLflow experiment
-    of its testbed, shared by all rows and experiments that state it: the tag ``row.<experiment>`` says which.
+    of its testbed, shared by all rows and experiments that state it: the tag ``row.<experiment>`` says which,
+    and ``role.<experiment>`` whether as one of its rows, a control, or a row at a learning rate that was tried.
     A run that holds its record whole is left alone; one that was streamed, half-written or of an older record
     is deleted and written anew.
 
@@ -66,22 +75,23 @@ def log_experiment(experiment: Experiment, results: Path, uri: str | None = None
         )
     _read(results, present[0])  # a store is not made for a record that cannot be logged
     create_store(results, uri, [experiment.testbed.name])
-    label, written, unchanged = f"row.{experiment.name}", 0, 0
+    names = Names(f"row.{experiment.name}", f"role.{experiment.name}")
+    roles, written, unchanged = _roles(experiment), 0, 0
     with lock(store), opened(store) as client:
         number = experiment_id(client, experiment.testbed.name)
-        labelled = find_runs(client, number, f"tags.`{label}` LIKE '%'")
+        labelled = find_runs(client, number, f"tags.`{names.label}` LIKE '%'")
         for cell in blocks:
-            pairs = [
-                (cell.hash, seed) for seed in range(cell.first_seed, cell.last_seed + 1) if seed < experiment.seeds
-            ]
+            pairs = [(cell.hash, seed) for seed in cell.seeds if (cell.hash, seed) in roles]
             known = {pair: labelled.pop(pair) for pair in pairs if pair in labelled}
             if cell.folder in missing:
                 continue
-            row = ", ".join(row.id for row in experiment.rows if row.hash == cell.hash)
-            added = _log_block(client, number, _read(results, cell), pairs, known, label, row)
+            own = {pair: dict(zip(names, roles[pair], strict=True)) for pair in pairs}
+            added = _log_block(client, number, _read(results, cell), own, known)
             written, unchanged = written + added, unchanged + len(pairs) - added
         for run in (run for runs in labelled.values() for run in runs):  # of a row or seed that is no more
-            client.delete_tag(run.info.run_id, label)
+            for tag in names:
+                if tag in run.data.tags:
+                    client.delete_tag(run.info.run_id, tag)
     if missing:
         raise UserError(
             f"{experiment.path}: {len(missing)} seed blocks have no record in {results} yet, the first is "
@@ -126,32 +136,32 @@ def _log_block(
     client: MlflowClient,
     experiment: str,
     block: _Block,
-    pairs: Sequence[Run],
+    labels: Mapping[Run, Mapping[str, str]],
     known: Mapping[Run, Sequence[MlflowRun]],
-    label: str,
-    row: str,
 ) -> int:
-    """Log those ``pairs`` of one record that MLflow does not hold, label the others; return how many were written.
+    """Log those runs of one record that MLflow does not hold, label the others; return how many were written.
 
-    ``known`` are the block's runs with that label: where they are not enough, others are looked for.
+    ``labels`` are the tags by which an experiment calls each run; ``known`` the block's runs that have some:
+    where they are not enough, others are looked for.
     """
     mark, written = fingerprint(block.record.run, block.record.timing), 0
-    if any(mark not in map(complete, known.get(pair, ())) for pair in pairs):
+    if any(mark not in map(complete, known.get(pair, ())) for pair in labels):
         known = find_runs(client, experiment, f"tags.hash = '{block.cell.hash}'")
     recorded = record_lines(block.record)
-    for pair in pairs:
+    for pair, own in labels.items():
         seed, held = pair[1], known.get(pair, ())
         whole = next((run for run in held if complete(run) == mark), None)
-        rows = {key: text for run in held for key, text in run.data.tags.items() if key.startswith("row.")}
+        rows = {key: text for run in held for key, text in run.data.tags.items() if key.startswith(LABELS)}
         for run in held:
             if run is not whole:
                 discard(client, run)
         if whole is None:
-            _write(client, experiment, block, seed, recorded[seed], {**rows, label: row}, {"record": mark})
+            _write(client, experiment, block, seed, recorded[seed], {**rows, **own}, {"record": mark})
             written += 1
-        elif whole.data.tags.get(label) != row:
-            client.set_tag(whole.info.run_id, label, row)
-            client.update_run(whole.info.run_id, name=_name(row, seed))
+        elif changed := {tag: text for tag, text in own.items() if whole.data.tags.get(tag) != text}:
+            for tag, text in changed.items():
+                client.set_tag(whole.info.run_id, tag, text)
+            client.update_run(whole.info.run_id, name=_name(own, seed))
     return written
 
 
@@ -161,7 +171,7 @@ def _write(
     block: _Block,
     seed: int,
     lines: Lines,
-    rows: Mapping[str, str],
+    labels: Mapping[str, str],
     mark: Mapping[str, str],
 ) -> None:
     """Write one run; only at the very end does it look complete."""
@@ -170,8 +180,8 @@ def _write(
     start = int(datetime.fromisoformat(session["started"]).timestamp() * 1000)
     stamps = timestamps(start, lines["seconds"] * len(record.run["seeds"]))
     tags = identity_tags(cell.spec_json, cell.hash, cell.testbed, cell.folder)
-    tags |= record_tags(record, seed) | dict(rows)
-    name = _name([*rows.values()][-1], seed)
+    tags |= record_tags(record, seed) | dict(labels)
+    name = _name(labels, seed)
     identity = client.create_run(experiment, start_time=start, tags=tags, run_name=name).info.run_id
     samples = [dict(sample) for sample in block.samples if sample["seed"] == seed]
     client.log_text(identity, json_bytes(record.run).decode(), "run.json")
@@ -180,5 +190,16 @@ def _write(
     client.set_terminated(identity, "FAILED" if "diverged" in tags else "FINISHED", int(stamps[-1]))
 
 
-def _name(row: str, seed: int) -> str:
+def _name(labels: Mapping[str, str], seed: int) -> str:
+    """Return what MLflow calls a run: the row that the latest of the labels states first, and the seed."""
+    row = [text for tag, text in labels.items() if tag.startswith("row.")][-1]
     return f"{row.partition(', ')[0]} seed {seed}"
+
+
+def _roles(experiment: Experiment) -> dict[Run, tuple[str, str]]:
+    """Return the rows that each (hash, seed) of an experiment belongs to, and its role: row, control or tuning."""
+    named: dict[Run, dict[str, str]] = {}
+    plain = {id(row): "row" for row in experiment.rows} | {id(row): "control" for row in experiment.controls}
+    for row, seed in measured_runs(experiment):
+        named.setdefault((row.hash, seed), {}).setdefault(row.id, plain.get(id(row), "tuning"))
+    return {run: (", ".join(rows), next(iter(rows.values()))) for run, rows in named.items()}

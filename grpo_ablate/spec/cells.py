@@ -56,6 +56,21 @@ def experiment_cells(experiment: Experiment) -> list[Cell]:
     return sorted(found)
 
 
+def measured_runs(experiment: Experiment) -> list[tuple[Row, int]]:
+    """Return every row with every seed that the tables hold of it, in the order of the rows, then of the seeds.
+
+    The rows, the controls and the rows at every rate on the main seeds; these last on the tuning seeds as well.
+    """
+    main = range(experiment.seeds)
+    tuning = range(experiment.first_tuning_seed, experiment.first_tuning_seed + experiment.seeds)
+    at_rates = {id(row) for rows in experiment.tuned.values() for row in rows}
+    return [
+        (row, seed)
+        for row in experiment.trained_rows
+        for seed in (*main, *(tuning if id(row) in at_rates else ()))
+    ]
+
+
 def _blocks(experiment: Experiment, row: Row, start: int) -> list[Cell]:
     size, text = experiment.testbed.seeds_per_job, canonical_json(row.effective)
     return [

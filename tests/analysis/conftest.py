@@ -7,11 +7,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fabricated import write_record
+from fabricated import rows_only, write_record
 
 from grpo_ablate.runs.mlflow_store import create_store
 from grpo_ablate.spec.cells import cells
-from grpo_ablate.spec.resolve import Experiment, load_experiment
+from grpo_ablate.spec.resolve import Experiment
 
 TESTBED = """
 description: two prompts, for tests
@@ -45,12 +45,12 @@ rows:
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
-    """Rows base, twin (the same run as base) and mean-only on seeds 0 to 2, in blocks of two seeds."""
+    """Rows base, twin (the same run as base) and mean-only on seeds 0 to 2, blocks of two; no controls."""
     (tmp_path / "experiments" / "testbeds").mkdir(parents=True)
     (tmp_path / "experiments" / "testbeds" / "tiny.yaml").write_text(textwrap.dedent(TESTBED))
     path = tmp_path / "experiments" / "small.yaml"
     path.write_text(textwrap.dedent(EXPERIMENT))
-    return load_experiment(path)
+    return rows_only(path)
 
 
 @pytest.fixture(scope="session")

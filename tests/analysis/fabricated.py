@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from grpo_ablate.runs.mlflow_lines import INTEGERS
 from grpo_ablate.runs.record import publish
 from grpo_ablate.spec.cells import Cell
+from grpo_ablate.spec.resolve import Experiment, load_experiment
 
 
 def columns(seeds: list[int], salt: int) -> dict[str, Any]:
@@ -93,6 +95,11 @@ def write_record(
     apart = {"timing": timing, "provenance": {**made_by, **started, "interrupted": []}}
     publish(folder, results / "aside", _table(table), samples, parameters, run, apart)
     return folder
+
+
+def rows_only(path: Path) -> Experiment:
+    """Load an experiment without its controls, so that runs are counted easily."""
+    return replace(load_experiment(path), controls=())
 
 
 def client(results: Path, uri: str | None = None) -> Any:

@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fabricated import client, columns, write_record
+from fabricated import client, columns, rows_only, write_record
 
 from grpo_ablate.analysis.collect import KEYS, collect, tidy
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_store import create_store
 from grpo_ablate.runs.mlflow_writer import Logged, log_experiment
 from grpo_ablate.spec.cells import cells
-from grpo_ablate.spec.resolve import load_experiment
 
 
 def all_bytes(paths: list[Path]) -> dict[str, bytes]:
@@ -196,7 +195,7 @@ def test_tables_from_a_server_over_http_are_those_from_the_records(recorded, res
     run = remote.search_runs([number])[0]
     assert {file.path for file in remote.list_artifacts(run.info.run_id)} == {"run.json", "samples.jsonl"}
     recorded.path.write_text(recorded.path.read_text().replace("mean-only: {advantage: {scale: none}}", ""))
-    log_experiment(load_experiment(recorded.path), results, server)
+    log_experiment(rows_only(recorded.path), results, server)
     create_store(results, server, ["tiny", "another"])
     runs = remote.search_runs([number])
     assert sorted(run.data.tags.get("row.small", "-") for run in runs) == ["-"] * 3 + ["base, twin"] * 3

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fabricated import client, write_record
+from fabricated import client, rows_only, write_record
 
 from grpo_ablate.analysis.collect import tidy
 from grpo_ablate.errors import UserError
@@ -25,9 +25,12 @@ from grpo_ablate.runs.samples import as_text
 from grpo_ablate.spec import identity
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.identity import from_canonical
-from grpo_ablate.spec.resolve import load_experiment
 from grpo_ablate.spec.schema import Kl
 
+WITH_TESTS = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+}
 TABLES = ("runs", "tags", "params", "metrics", "latest_metrics", "experiments")
 
 
@@ -90,10 +93,12 @@ def test_eight_writers_on_a_fresh_store_log_each_run_once(recorded, results):
     (results / "mlflow.db").unlink()
     code = (
         "import sys; from pathlib import Path; from grpo_ablate.runs.mlflow_writer import log_experiment\n"
-        "from grpo_ablate.spec.resolve import load_experiment\n"
-        f"log_experiment(load_experiment(Path({str(recorded.path)!r})), Path({str(results)!r}))\n"
+        "from fabricated import rows_only\n"
+        f"log_experiment(rows_only(Path({str(recorded.path)!r})), Path({str(results)!r}))\n"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(8)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code], env=WITH_TESTS, stderr=subprocess.PIPE) for _ in range(8)
+    ]
     assert [(writer.communicate()[1], writer.returncode) for writer in writers] == [(b"", 0)] * 8
     assert len(rows(results, "runs")) == 6
     assert query(results, "SELECT DISTINCT status, experiment_id FROM runs") == [("FINISHED", 1)]
@@ -107,15 +112,15 @@ def test_what_a_killed_importer_left_is_completed(recorded, results, call):
     code = (
         "import os, signal; from pathlib import Path; from mlflow.tracking import MlflowClient\n"
         "from grpo_ablate.runs.mlflow_writer import log_experiment\n"
-        "from grpo_ablate.spec.resolve import load_experiment\n"
+        "from fabricated import rows_only\n"
         f"done, call = [], MlflowClient.{call}\n"
         "def deadly(*arguments, **named):\n"
         "    done.append(0)\n"
         "    return os.kill(os.getpid(), signal.SIGKILL) if len(done) == 4 else call(*arguments, **named)\n"
         f"MlflowClient.{call} = deadly\n"
-        f"log_experiment(load_experiment(Path({str(recorded.path)!r})), Path({str(results)!r}))\n"
+        f"log_experiment(rows_only(Path({str(recorded.path)!r})), Path({str(results)!r}))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert subprocess.run([sys.executable, "-c", code], env=WITH_TESTS).returncode == -9
     logged = log_experiment(recorded, results)
     assert logged == Logged(written=3, unchanged=3)
     assert ("RUNNING",) not in query(results, "SELECT status FROM runs")
@@ -161,7 +166,7 @@ def test_a_renamed_row_changes_a_tag_and_a_removed_row_loses_it(recorded, result
     log_experiment(recorded, results)
     text = recorded.path.read_text()
     recorded.path.write_text(text.replace("twin:", "double:").replace("mean-only: {advantage: {scale: none}}", ""))
-    changed = load_experiment(recorded.path)
+    changed = rows_only(recorded.path)
     assert log_experiment(changed, results).written == 0
     _, runs = runs_of(results)
     tags = {(run.data.tags["hash"], run.data.tags.get("row.small")) for run in runs}
@@ -172,7 +177,7 @@ def test_another_experiment_of_the_same_rows_adds_a_tag_and_no_run(recorded, res
     log_experiment(recorded, results)
     path = tmp_path / "experiments" / "again.yaml"
     path.write_text(recorded.path.read_text().replace("mean-only:", "unscaled:"))
-    assert log_experiment(load_experiment(path), results).written == 0
+    assert log_experiment(rows_only(path), results).written == 0
     _, runs = runs_of(results)
     labels = {(run.data.tags["row.small"], run.data.tags["row.again"]) for run in runs}
     assert labels == {("base, twin", "base, twin"), ("mean-only", "unscaled")}
@@ -185,7 +190,7 @@ def test_another_experiment_of_the_same_rows_adds_a_tag_and_no_run(recorded, res
 def test_experiments_that_share_rows_on_other_numbers_of_seeds_log_once(recorded, results, tmp_path, seeds):
     path = tmp_path / "experiments" / "other.yaml"
     path.write_text(recorded.path.read_text().replace("seeds: 3", f"seeds: {seeds}"))
-    other = load_experiment(path)
+    other = rows_only(path)
     assert set(cells([other])) <= set(cells([recorded]))  # whole blocks: no seed is trained in two places
     assert log_experiment(recorded, results) == Logged(written=6, unchanged=0)
     assert log_experiment(other, results) == Logged(written=2 * max(0, seeds - 3), unchanged=2 * min(seeds, 3))
@@ -211,7 +216,7 @@ def test_samples_are_those_of_the_experiments_seeds_and_true_to_their_checksum(r
 def test_a_long_spec_is_whole_and_no_parameter_is_cut(experiment, results):
     path = experiment.path.parent / "testbeds" / "tiny.yaml"
     path.write_text(path.read_text().replace("Good night", "Good night, " + "sleep tight, " * 1500))
-    long = load_experiment(experiment.path)
+    long = rows_only(experiment.path)
     for cell in cells([long]):
         write_record(results, cell)
     log_experiment(long, results)
