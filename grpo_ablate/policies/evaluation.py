@@ -22,32 +22,32 @@ def pass_at_k(correct: Tensor, samples: int, k: int) -> Tensor:
     return 1 - ((wrong - taken).clamp(min=0) / (samples - taken)).prod(-1)
 
 
-def distinct(tokens: Tensor) -> Tensor:
-    """Return how many different answers each group of one-token responses [..., G] holds, float64 [...].
+def distinct(answers: Tensor) -> Tensor:
+    """Return how many different answers each group [..., G] of numbered answers holds, float64 [...].
 
     >>> distinct(torch.tensor([[3, 1, 3, 3], [2, 2, 2, 2]]))
     tensor([2., 1.], dtype=torch.float64)
     """
-    ordered = tokens.sort(-1).values
+    ordered = answers.sort(-1).values
     return 1 + (ordered[..., 1:] != ordered[..., :-1]).double().sum(-1)
 
 
 def sampled_metrics(scores: Scores, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the measures of G one-token responses to each of P prompts: name -> float64 [M].
+    """Return the measures of G responses to each of P prompts: name -> float64 [M].
 
-    ``tokens`` int64 [M, P, G]. An answer is right when its component ``accuracy`` is 1; pass@k is given
-    for every power of two up to G.
+    An answer is right when its component ``accuracy`` is 1; pass@k is given for every power of two up to G. Two
+    answers are the same where ``scores.answers`` says so; a task that says nothing answers in one token, and
+    ``tokens`` int64 [M, P, G] are its answers.
     """
-    samples = tokens.shape[-1]
+    answers = tokens if scores.answers is None else scores.answers
+    samples = scores.reward.shape[-1]
     right = scores.components["accuracy"] == 1
     correct = right.sum(-1)
     found = {
         "eval/reward": scores.reward.mean(-1).mean(-1),
         "eval/accuracy": right.double().mean(-1).mean(-1),
-        "eval/distinct_answers": distinct(tokens).mean(-1),
+        "eval/distinct_answers": distinct(answers).mean(-1),
     }
-    k = 2
-    while k <= samples:
-        found[f"eval/pass_at_{k}"] = pass_at_k(correct, samples, k).mean(-1)
-        k *= 2
+    for power in range(samples.bit_length()):
+        found[f"eval/pass_at_{2**power}"] = pass_at_k(correct, samples, 2**power).mean(-1)
     return found

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grpo_ablate.rng import Keys, Purpose
 
+BATCH = 2048  # rows of numbers at a time: what they need stays in the processor's cache
 MOST_BATCHES = 32  # of proposals, each several times the number wanted: then the pool has no more to give
 
 
@@ -33,15 +34,16 @@ def pool_of(text: str) -> Pool:
     """Return the pool of the prompt with this text: one tenth is held out, four tenths train.
 
     >>> pool_of("3 b +8 c -2 d +7 =")
-    <Pool.TRAIN: 'train'>
+    <Pool.WARM_START: 'warm-start'>
     """
     return POOLS[int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % len(POOLS)]
 
 
 def numbers(purpose: Purpose, rows: Tensor, width: int, *, key: int = 0, stream: int = 0) -> Tensor:
     """Return the uniforms float64 [N, width] of a stream's ``rows`` int64 [N], each a function of key and row."""
-    keys = Keys(torch.tensor([key]))
-    return keys.uniform(purpose, round=rows[:, None], slot=stream, token=torch.arange(width), dimensions=3)[0]
+    keys, token = Keys(torch.tensor([key])), torch.arange(width)
+    some = rows[:, None].split(BATCH)
+    return torch.cat([keys.uniform(purpose, round=r, slot=stream, token=token, dimensions=3)[0] for r in some])
 
 
 def distinct(texts: Callable[[Tensor], list[str]], wanted: dict[Pool, int]) -> dict[Pool, Tensor]:

@@ -18,7 +18,7 @@ from grpo_ablate.tasks.arithmetic.words import (
     MOST_OPERANDS,
     PAD,
 )
-from grpo_ablate.tasks.pools import Pool, numbers, pool_of
+from grpo_ablate.tasks.pools import BATCH, Pool, numbers, pool_of
 from grpo_ablate.tasks.protocol import Demonstrations
 
 FEWEST_OPERANDS = 3  # demonstrations have 3..7 operands whatever a testbed trains on, so that they share a start
@@ -52,7 +52,7 @@ def demonstrations(count: int, key: int, noise: Noise | None = None) -> Demonstr
 def _warm_start(count: int, key: int) -> tuple[Chains, Tensor]:
     """Return chains of the warm-start pool and uniforms [N, 25] for their answers; prompts may repeat."""
     kept: list[Tensor] = []
-    first, size = 0, 64 + 2 * count
+    first, size = 0, min(BATCH, 64 + 2 * count)
     while sum(len(rows) for rows in kept) < count:
         rows = torch.arange(first, first + size)
         prompts = texts(*prompt_tokens(_propose(rows, key)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_ablate.rng import Purpose
-from grpo_ablate.tasks.pools import Pool, numbers, pool_of
+from grpo_ablate.tasks.pools import BATCH, Pool, numbers, pool_of
 from grpo_ablate.tasks.protocol import Demonstrations
 from grpo_ablate.tasks.translation.grammar import (
     FORMS,
@@ -57,7 +57,7 @@ def demonstrations(count: int, key: int, noise: Noise | None = None) -> Demonstr
 def _warm_start(count: int, key: int) -> list[tuple[Sentence, int, list[float]]]:
     """Return sentences of the warm-start pool, their target language, and uniforms for their noise."""
     found: list[tuple[Sentence, int, list[float]]] = []
-    first, size = 0, 64 + 2 * count
+    first, size = 0, min(BATCH, 64 + 2 * count)
     while len(found) < count:
         rows = torch.arange(first, first + size)
         drawn = _uniforms(rows, key, 1 + SENTENCE_NUMBERS, stream=0)
