@@ -31,6 +31,8 @@ class Purpose(IntEnum):
     REWARD_UNIFORM = 6  # rewards of the random control
     PROMPT_UNIFORM = 7  # the affine map of a prompt
     EXHIBIT = 8  # responses shown to the reader
+    INITIAL_WEIGHTS = 9  # parameters of a policy before any training
+    WARM_START = 10  # which demonstrations a step of a warm start trains on
     TASK_PROMPT = 20  # a task's pools of prompts; the same for every run
     DEMONSTRATION = 21  # a task's noisy demonstrations
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
+from grpo_ablate.policies.protocol import Policy
+from grpo_ablate.policies.stacked.policy import Stacked
 from grpo_ablate.policies.tabular import Tabular
 from grpo_ablate.rng import Keys
 from grpo_ablate.spec.schema import Spec
-from grpo_ablate.tasks.selection import Selection
-
-POLICIES = {"tabular": Tabular}
 
 
-def make_policy(spec: Spec, task: Selection, keys: Keys) -> Tabular:
-    """Return the untrained policy that a spec's ``policy`` section describes, a member per seed."""
-    return POLICIES[spec.policy.name](spec, task, keys)
+def _tabular(spec: Spec, task: Any, keys: Keys, start: dict[str, Tensor] | None) -> Policy:
+    """A tabular policy starts uniform: there is nothing to start from."""
+    return Tabular(spec, task, keys)
+
+
+POLICIES = {"tabular": _tabular, "stacked": Stacked}
+
+
+def make_policy(spec: Spec, task: Any, keys: Keys, start: dict[str, Tensor] | None = None) -> Policy:
+    """Return the policy that a spec's ``policy`` section describes, a member per seed.
+
+    ``start`` are the parameters of a warm start by name, [M, ...] or [1, ...] for all members alike.
+    """
+    return POLICIES[spec.policy.name](spec, task, keys, start)

@@ -1,0 +1,1 @@
+"""M Llama-shaped transformers side by side, as one batched program."""
