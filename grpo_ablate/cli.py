@@ -110,6 +110,36 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("paper", _paper, "build paper/paper.pdf from the tables and figures")
     _results(sub)
 
+    sub = command("arxiv", _arxiv, "pack the paper's LaTeX source for arXiv; compile it where latexmk is")
+    _results(sub)
+
+    sub = command("verify", _verify, "check every record, and compare with the tables of a published run")
+    _experiments(sub)
+    sub.add_argument(
+        "--against",
+        type=Path,
+        default=Path("results/published"),
+        metavar="DIR|ARCHIVE",
+        help="default: results/published",
+    )
+    _results(sub)
+    _json(sub)
+
+    sub = command("publish", _publish, "write the small reference tables that `verify` compares with")
+    _experiments(sub)
+    sub.add_argument("--to", type=Path, default=Path("results/published"), metavar="DIR")
+    _results(sub)
+
+    sub = command("archive", _archive, "one file of records, checksums, plans, files, lock, commit and checklist")
+    _experiments(sub)
+    sub.add_argument("--to", type=Path, required=True, metavar="FILE.tar.gz|.zip")
+    _results(sub)
+
+    sub = command("merge", _merge, "add the runs of another machine's results folder")
+    sub.add_argument("other", type=Path, metavar="DIR")
+    _results(sub)
+    _json(sub)
+
     sub = command(
         "published", _published, "train an experiment anew in memory and judge it by its published table"
     )
@@ -236,6 +266,38 @@ def _paper(arguments: Arguments) -> None:
     from grpo_ablate.analysis.paper import build
 
     build(arguments.results, Path("paper"))
+
+
+def _arxiv(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.arxiv import build
+
+    print("\n".join(str(path) for path in build(arguments.results, Path("paper"))))
+
+
+def _verify(arguments: Arguments) -> int:
+    from grpo_ablate.analysis.study import run_verify
+
+    return run_verify(arguments.experiments, arguments.results, arguments.against, arguments.json)
+
+
+def _publish(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.study import run_publish
+
+    run_publish(arguments.experiments, arguments.results, arguments.to)
+
+
+def _archive(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.study import run_archive
+
+    run_archive(arguments.experiments, arguments.results, arguments.to)
+
+
+def _merge(arguments: Arguments) -> int:
+    from grpo_ablate.analysis.merge import as_json, as_text, merge
+
+    found = merge(arguments.other, arguments.results)
+    print(as_json(found) if arguments.json else as_text(found))
+    return 1 if any(folder.state == "refused" for folder in found) else 0
 
 
 def _published(arguments: Arguments) -> int:
