@@ -52,9 +52,20 @@ def record_plan(experiment: Experiment, results: Path) -> bool:
     now = _today(experiment, results)
     if known and known[-1].decides_as(now):
         return False
-    text = json.dumps([asdict(entry) for entry in (*known, now)], indent=1, sort_keys=True, ensure_ascii=False)
-    write_whole(path_of(results, experiment.name), f"{text}\n".encode())
+    _write([*known, now], path_of(results, experiment.name))
     return True
+
+
+def merge_history(name: str, other: Path, results: Path) -> None:
+    """Add the entries of another machine's history to this one's, by the time when they were recorded.
+
+    Raises:
+        UserError: a history is damaged or cannot be written.
+    """
+    own = history(name, results)
+    both = own + [entry for entry in history(name, other) if entry not in own]
+    if len(both) > len(own):
+        _write(sorted(both, key=lambda entry: entry.recorded), path_of(results, name))
 
 
 def history(name: str, results: Path) -> list[Plan]:
@@ -118,6 +129,11 @@ def _looked(known: list[Plan], experiment: Experiment, results: Path) -> bool:
     """Whether today's plan was made, or would be recorded, after a look."""
     now = _today(experiment, results)
     return known[-1].looked if known[-1].decides_as(now) else now.looked
+
+
+def _write(entries: list[Plan], path: Path) -> None:
+    text = json.dumps([asdict(entry) for entry in entries], indent=1, sort_keys=True, ensure_ascii=False)
+    write_whole(path, f"{text}\n".encode())
 
 
 def _today(experiment: Experiment, results: Path) -> Plan:

@@ -19,11 +19,10 @@ def provenance(threads: int) -> dict[str, Any]:
 
     ``commit`` and ``dirty`` are None where the package does not lie in a git working tree.
     """
-    commit = _git("rev-parse", "HEAD")
-    changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
+    commit, dirty = code_state()
     return {
         "commit": commit,
-        "dirty": None if changes is None else changes != "",
+        "dirty": dirty,
         "versions": {
             "python": platform.python_version(),
             **{package: importlib.metadata.version(package) for package in PACKAGES},
@@ -35,6 +34,13 @@ def provenance(threads: int) -> dict[str, Any]:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
+
+
+def code_state() -> tuple[str | None, bool | None]:
+    """Return the commit of the package and whether it has changes; None outside a git working tree."""
+    commit = _git("rev-parse", "HEAD")
+    changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
+    return commit, None if changes is None else changes != ""
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,0 +1,79 @@
+"""Reference tables of a full run, small enough to be published: ``results/published/<experiment>.csv``.
+
+One line per row and ``eval/*`` metric: ``row, hash, metric, n, mean, sd, ci_low, ci_high``, over seeds, as
+`summary.summarise` takes them from the records; ``hash`` begins the row's hash, so that a table of another spec
+is known as such.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from grpo_ablate.analysis.collect import tidy
+from grpo_ablate.analysis.summary import summarise
+from grpo_ablate.analysis.writing import write_whole
+from grpo_ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from grpo_ablate.spec.resolve import Experiment
+
+COLUMNS = ("row", "hash", "metric", "n", "mean", "sd", "ci_low", "ci_high")
+NUMBERS = ("mean", "sd", "ci_low", "ci_high")
+HASH_DIGITS = 16
+
+
+def reference_table(experiment: Experiment, results: Path, *, partial: bool = False) -> pd.DataFrame:
+    """Return the reference table of an experiment, computed from its records, whose checksums are verified.
+
+    Raises:
+        UserError: a record is damaged, or missing (unless ``partial``), or there is none at all.
+    """
+    runs = tidy(experiment, results, partial=partial).to_pandas()
+    summary = summarise(experiment, runs)
+    kept = summary[summary["metric"].str.startswith("eval/")].copy()
+    hashes = {row.id: row.hash[:HASH_DIGITS] for row in experiment.rows}
+    kept["hash"] = kept["row"].map(hashes)
+    return kept[list(COLUMNS)].reset_index(drop=True)
+
+
+def reference_bytes(table: pd.DataFrame) -> bytes:
+    """Return the table as CSV, floats so that they are read back the same."""
+    return table.to_csv(index=False, lineterminator="\n").encode()
+
+
+def publish(experiments: Iterable[Experiment], results: Path, folder: Path) -> list[Path]:
+    """Write the reference table of every experiment, none before all are computed; return the files.
+
+    Raises:
+        UserError: as `reference_table`, or the folder cannot be written.
+    """
+    contents = {
+        folder / f"{experiment.name}.csv": reference_bytes(reference_table(experiment, results))
+        for experiment in experiments
+    }
+    for path, content in contents.items():
+        write_whole(path, content)
+    return list(contents)
+
+
+def read_reference(content: bytes, where: str) -> pd.DataFrame:
+    """Return a reference table from its CSV; ``where`` names it in an error.
+
+    Raises:
+        UserError: the text is not such a table, or has a row and metric twice.
+    """
+    try:
+        table = pd.read_csv(io.BytesIO(content), dtype={"hash": str, "row": str})
+        if list(table.columns) != list(COLUMNS):
+            raise ValueError
+        table = table.astype({"n": "int64", **dict.fromkeys(NUMBERS, "float64")})
+    except (ValueError, TypeError):
+        raise UserError(f"{where}: is not a reference table; expected the columns {', '.join(COLUMNS)}.") from None
+    if twice := table[table.duplicated(["row", "metric"])].to_dict("records"):
+        raise UserError(f"{where}: {twice[0]['metric']} of row '{twice[0]['row']}' stands there twice.")
+    return table

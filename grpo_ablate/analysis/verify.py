@@ -1,0 +1,227 @@
+"""Does this machine reproduce a published run? Checksums of every record first, then means within their intervals.
+
+A cell is a row and a metric. Two means agree when they differ by no more than the two-sample t interval allows
+(Welch: standard errors combined, degrees of freedom by Welch and Satterthwaite), at a level of `LEVEL` for all
+cells together, divided evenly among them (Bonferroni): an honest rerun on other seeds fails once in a hundred
+times. Runs on the same seeds are nearer than that, and are not held to it: published tables hold no seeds. Where
+a mean has no spread on both sides, the means must be equal up to rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_ablate.errors import UserError
+from grpo_ablate.runs.record_files import has_record
+from grpo_ablate.spec.cells import cells
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from grpo_ablate.spec.resolve import Experiment
+
+LEVEL = 0.01  # of all cells together
+ROUNDING = 1e-9  # relative
+STATES = {
+    "agrees": "within the interval",
+    "differs": "outside the interval",
+    "other spec": "the row trains otherwise than the published one",
+    "missing": "published, and not trained here",
+    "unpublished": "trained here, and not published",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Mean and standard deviation (ddof 1) over ``n`` seeds."""
+
+    n: int
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class CellVerdict:
+    """One row and metric here and there. ``allowed`` is the largest difference that still agrees."""
+
+    experiment: str
+    row: str
+    metric: str
+    state: str
+    here: Sample | None
+    there: Sample | None
+    difference: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Every cell, the records that do not match their checksums, and the experiments without runs here."""
+
+    cells: tuple[CellVerdict, ...]
+    faults: tuple[str, ...]
+    untrained: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether no record is damaged and no cell differs or is of another spec."""
+        return not self.faults and not any(cell.state in ("differs", "other spec") for cell in self.cells)
+
+
+def verify(experiments: Sequence[Experiment], results: Path, references: Mapping[str, bytes]) -> Verification:
+    """Compare the records in ``results`` with reference tables (experiment name -> CSV; see `reference`).
+
+    Experiments without a reference are only checked for damage.
+
+    Raises:
+        UserError: a reference is no such table.
+    """
+    from grpo_ablate.analysis.reference import read_reference, reference_table
+
+    faults: list[str] = []
+    untrained, pairs = [], []
+    for experiment in experiments:
+        found = damaged(experiment, results)
+        faults += [fault for fault in found if fault not in faults]  # experiments may share a record
+        if experiment.name not in references:
+            continue
+        there = read_reference(references[experiment.name], f"{experiment.name}.csv")
+        rows = {row.hash for row in experiment.rows}
+        if not any(has_record(results / cell.folder) for cell in cells([experiment]) if cell.hash in rows):
+            untrained.append(experiment.name)
+        elif not found:
+            pairs.append((experiment.name, reference_table(experiment, results, partial=True), there))
+    compared = sum(len(_matched(here, there)) for _, here, there in pairs)
+    verdicts = [
+        verdict for name, here, there in pairs for verdict in _cells(name, here, there, LEVEL / max(1, compared))
+    ]
+    return Verification(tuple(verdicts), tuple(faults), tuple(untrained))
+
+
+def damaged(experiment: Experiment, results: Path) -> list[str]:
+    """Return a sentence for every record of the experiment that does not match its checksums."""
+    from grpo_ablate.runs import record_files
+
+    found = []
+    for cell in cells([experiment]):
+        folder = results / cell.folder
+        if not has_record(folder):
+            continue
+        try:
+            record_files.verify(folder)
+            run = record_files.read_run(folder)
+            if run["hash"] != cell.hash or run["seeds"] != cell.seeds:
+                raise record_files.unusable(
+                    folder / "run.json", "is of another spec or other seeds than its folder's name says"
+                )
+        except UserError as error:
+            found.append(str(error))
+    return found
+
+
+def allowed_difference(one: Sample, other: Sample, level: float) -> float:
+    """Return the half width of Welch's two-sample t interval for the difference of two means.
+
+    >>> from math import sqrt
+    >>> one = Sample(5, 0.0, 1.0)
+    >>> round(allowed_difference(one, one, 0.05) / sqrt(2 / 5), 3)  # t of 8 degrees of freedom
+    2.306
+    """
+    from scipy.stats import t
+
+    rounding = ROUNDING * max(1.0, abs(one.mean), abs(other.mean))
+    variances = [
+        (sample.sd**2 / sample.n, sample.n - 1) for sample in (one, other) if sample.n > 1 and sample.sd > 0
+    ]
+    total = sum(variance for variance, _ in variances)
+    if not total:
+        return rounding
+    freedom = total**2 / sum(variance**2 / degrees for variance, degrees in variances)
+    return max(rounding, float(t.ppf(1 - level / 2, freedom)) * math.sqrt(total))
+
+
+Key = tuple[str, str]
+
+
+def _indexed(table: pd.DataFrame) -> dict[Key, tuple[str, Sample]]:
+    columns = (table[name].tolist() for name in ("row", "metric", "hash", "n", "mean", "sd"))
+    return {
+        (row, metric): (digest, Sample(n, mean, sd))
+        for row, metric, digest, n, mean, sd in zip(*columns, strict=True)
+    }
+
+
+def _matched(here: pd.DataFrame, there: pd.DataFrame) -> set[Key]:
+    """The cells that stand in both tables, of one spec."""
+    mine, published = _indexed(here), _indexed(there)
+    return {key for key in mine.keys() & published.keys() if mine[key][0] == published[key][0]}
+
+
+def _cells(name: str, here: pd.DataFrame, there: pd.DataFrame, level: float) -> list[CellVerdict]:
+    mine, published = _indexed(here), _indexed(there)
+    verdicts = []
+    for key in dict.fromkeys([*published, *mine]):
+        ours, theirs = mine.get(key), published.get(key)
+        one, other = ours and ours[1], theirs and theirs[1]
+        difference = allowed = math.nan
+        if ours is None or theirs is None:
+            state = "missing" if ours is None else "unpublished"
+        elif ours[0] != theirs[0]:
+            state = "other spec"
+        else:
+            difference, allowed = ours[1].mean - theirs[1].mean, allowed_difference(ours[1], theirs[1], level)
+            alike = abs(difference) <= allowed or (math.isnan(ours[1].mean) and math.isnan(theirs[1].mean))
+            state = "agrees" if alike else "differs"
+        verdicts.append(CellVerdict(name, *key, state, one, other, difference, allowed))
+    return verdicts
+
+
+def as_json(found: Verification) -> str:
+    """Return everything as JSON; numbers that are not finite are null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return {key: plain(part) for key, part in value.items()}
+        return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+    return json.dumps({"holds": found.holds, "level": LEVEL, **plain(asdict(found))}, indent=1)
+
+
+def as_text(found: Verification) -> str:
+    """Return damaged records, a line per experiment, the cells that do not agree, and the verdict."""
+    lines = [f"damaged: {fault}" for fault in found.faults]
+    for name in dict.fromkeys(cell.experiment for cell in found.cells):
+        own = [cell for cell in found.cells if cell.experiment == name]
+        states = Counter(cell.state for cell in own)
+        compared = states["agrees"] + states["differs"]
+        rest = "".join(
+            f", {states[state]} {state}" for state in ("other spec", "missing", "unpublished") if states[state]
+        )
+        lines.append(f"{name}: {states['agrees']} of {compared} cells agree{rest}")
+        lines += [_line(cell) for cell in own if cell.state in ("differs", "other spec")]
+    lines += [f"{name}: no runs here" for name in found.untrained]
+    total = Counter(cell.state for cell in found.cells)
+    compared = total["agrees"] + total["differs"]
+    lines.append(
+        f"all: {total['agrees']} of {compared} cells agree within their two-sample t intervals "
+        f"(level {LEVEL:g} for all together); damaged records: {len(found.faults)}"
+    )
+    return "\n".join(lines)
+
+
+def _line(cell: CellVerdict) -> str:
+    head = f"  {cell.state}  {cell.row}  {cell.metric}"
+    if cell.here is None or cell.there is None or cell.state != "differs":
+        return head
+    return (
+        f"{head}  here {cell.here.mean:.6g} (n = {cell.here.n}), published {cell.there.mean:.6g} "
+        f"(n = {cell.there.n}), difference {cell.difference:+.3g}, allowed {cell.allowed:.3g}"
+    )
