@@ -109,7 +109,7 @@ def _interval(low: float, high: float, digits: int) -> str:
 
 
 def _markdown(table: Table) -> str:
-    cells = [[_escape_markdown(cell) for cell in row] for row in (table.header, *table.rows)]
+    cells = [[escape_markdown(cell) for cell in row] for row in (table.header, *table.rows)]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(table.header))]
 
     def line(row: Sequence[str]) -> str:
@@ -124,7 +124,8 @@ def _markdown(table: Table) -> str:
     return body + "\n" + "".join(f"\n{note}\n" for note in table.notes)
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Return text that Markdown prints as it is."""
     return re.sub(r"([\\|*_`<>\[\]#~$])", r"\\\1", text)
 
 
@@ -181,9 +182,9 @@ def _typst(table: Table) -> str:
     width = len(table.header)
 
     def row(cells: Sequence[str]) -> str:
-        return "  " + ", ".join(_typst_string(cell) for cell in cells) + ","
+        return "  " + ", ".join(typst_string(cell) for cell in cells) + ","
 
-    notes = [f"  table.cell(colspan: {width}, align: left, {_typst_string(note)})," for note in table.notes]
+    notes = [f"  table.cell(colspan: {width}, align: left, {typst_string(note)})," for note in table.notes]
     return "\n".join(
         [
             "#table(",
@@ -191,7 +192,7 @@ def _typst(table: Table) -> str:
             "  align: (column, _) => if column == 0 { left } else { right },",
             "  stroke: none,",
             "  table.hline(stroke: 0.08em),",
-            f"  table.header({', '.join(_typst_string(cell) for cell in table.header)}),",
+            f"  table.header({', '.join(typst_string(cell) for cell in table.header)}),",
             "  table.hline(stroke: 0.05em),",
             *(row(cells) for cells in table.rows),
             "  table.hline(stroke: 0.08em),",
@@ -202,7 +203,8 @@ def _typst(table: Table) -> str:
     )
 
 
-def _typst_string(text: str) -> str:
+def typst_string(text: str) -> str:
+    """Return text as a string literal of Typst."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     return f'"{escaped}"'
 
