@@ -93,7 +93,7 @@ def numbers(experiments: Mapping[str, Experiment | ExactExperiment], results: Pa
     captions = theory.captions(exact, results) | {
         f"{name}-{figure}": caption
         for name, material in told.items()
-        for figure, caption in figures.captions(material.experiment, material.runs).items()
+        for figure, caption in figures.captions(material.experiment, material).items()
     }
     return {
         "question": {name: material.experiment.question for name, material in told.items()},

@@ -55,7 +55,7 @@ def captions(experiments: Mapping[str, ExactExperiment], results: Path) -> dict[
     return {
         f"{name}-{figure}": caption
         for name in TOLD
-        for figure, caption in figures.captions(experiments[name], load(experiments[name], results).table).items()
+        for figure, caption in figures.captions(experiments[name], load(experiments[name], results)).items()
     }
 
 

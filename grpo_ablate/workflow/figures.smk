@@ -1,4 +1,7 @@
-# Every figure that an experiment asks for, from its tidy table.
+from grpo_ablate.analysis.figures import inputs as figure_inputs
+
+
+# Every figure that an experiment asks for, from its tidy table and, where it shows one, its comparison.
 for name in GRID.experiments:
 
     rule:
@@ -6,7 +9,7 @@ for name in GRID.experiments:
             f"draw-{name}"
         input:
             plan=plan("draw", name),
-            runs=f"results/tables/{name}-runs.parquet",
+            tables=[f"results/{path}" for path in figure_inputs(GRID.experiments[name])],
         output:
             figures=[
                 report(

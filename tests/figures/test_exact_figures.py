@@ -93,7 +93,7 @@ def test_bytes_do_not_depend_on_the_process_or_a_user_s_settings(exact, tmp_path
 @pytest.mark.parametrize("name", NAMES)
 def test_a_caption_says_what_is_exact_and_what_is_assumed_and_travels_in_the_files(exact, name):
     experiment = thinned.experiments()[name]
-    for figure, caption in figures.captions(experiment, of(exact, name).table).items():
+    for figure, caption in figures.captions(experiment, of(exact, name)).items():
         assert " Exact: " in caption, figure
         assert " Assumed: " in caption, figure
         for stated in (experiment.exact, experiment.assumed):

@@ -17,7 +17,7 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 
 from grpo_ablate.analysis import figures
-from grpo_ablate.analysis.figures import curves, final, grid, published, style, sweep
+from grpo_ablate.analysis.figures import curves, final, grid, lines, published, style, sweep
 from grpo_ablate.analysis.figures.material import Material, interval, load
 from grpo_ablate.analysis.summary import estimate
 from grpo_ablate.errors import UserError
@@ -139,7 +139,7 @@ def test_a_row_has_one_colour_in_every_figure_and_no_two_in_a_panel_share_one(re
         found = load(invented.experiment(name), results)
         styles = style.row_styles(found.experiment)
         assert style.row_styles(dataclasses.replace(found.experiment)) == styles
-        for rows in curves.panels(found, {"rows": None}).values():
+        for _, rows in lines.groups(found):
             colours = [styles[row.id].colour for row in rows]
             assert len(set(colours)) == len(colours), rows
     figure, _ = drawn(load(invented.experiment("selection"), results), "final")
@@ -177,7 +177,7 @@ def test_coincident_lines_are_drawn_so_that_each_shows():
 def test_captions_say_seeds_and_interval_and_travel_in_the_files(results):
     for name in invented.NAMES:
         shown = invented.experiment(name)
-        for figure, caption in figures.captions(shown, load(shown, results).runs).items():
+        for figure, caption in figures.captions(shown, load(shown, results)).items():
             assert "n = 4 seeds" in caption, figure
             assert "95 % t" in caption or figure == "published", figure
     content = (results / "figures" / "selection-final.png").read_bytes()

@@ -23,8 +23,6 @@ from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.exact_files import ExactExperiment
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from grpo_ablate.spec.resolve import Experiment, FigureSpec
 
 # kind -> its options with their defaults. Every kind also takes `name`, which names its files.
@@ -32,8 +30,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "curves": {"x": "updates", "metric": None, "rows": None},
     "final": {"metric": None, "rows": None},
     "published": {},
-    "sweep": {"axis": None, "by": None, "panel": None, "metric": None},
+    "sweep": {"axis": None, "by": None, "panel": None, "metric": None, "costs": ["updates", "rollouts"]},
     "grid": {"x": None, "by": None, "panel": None, "metric": None},
+    "costs": {"metric": None, "rows": None},
+    "differences": {},
+    "mixed": {"x": "rollouts", "rows": None},
+    "lengths": {"x": "rollouts", "rows": None},
+    "clipping": {"x": "updates", "rows": None},
+    "tradeoff": {"x": "eval/kl", "metric": None, "rows": None},
+    "breakdown": {"rows": None},
 }
 # The same of exact experiments.
 EXACT_KINDS: dict[str, dict[str, Any]] = {
@@ -50,6 +55,7 @@ EXACT_KINDS: dict[str, dict[str, Any]] = {
     "success": {"kl": False},
     "weight": {},
 }
+COMPARED = ("differences",)  # kinds that show the comparison
 FORMATS = ("pdf", "png")
 COUNTERS = ("updates", "rollouts", "tokens", "seconds")  # what a learning curve may be drawn against
 
@@ -76,11 +82,9 @@ def options(experiment: Experiment | ExactExperiment, figure: FigureSpec) -> dic
     found = {**defaults, **figure.options}
     if isinstance(experiment, ExactExperiment):
         return found
-    if figure.kind == "curves":
-        for counter in _listed(found["x"]):
-            if counter not in COUNTERS:
-                raise UserError(f"{where}: curves: x '{counter}' is no counter; {nearest(str(counter), COUNTERS)}")
-    for metric in _listed(found.get("metric")):
+    _check_counters(where, figure.kind, found)
+    measured = _listed(found.get("metric")) + (_listed(found["x"]) if figure.kind == "tradeoff" else [])
+    for metric in measured:
         if not metrics.known(str(metric)):
             offer = nearest(str(metric), metrics.names())
             raise UserError(f"{where}: {figure.kind}: no metric '{metric}'; {offer}")
@@ -95,6 +99,19 @@ def options(experiment: Experiment | ExactExperiment, figure: FigureSpec) -> dic
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _check_counters(where: str, kind: str, found: dict[str, Any]) -> None:
+    for option in ("x", "costs"):
+        if option not in found or kind in ("grid", "tradeoff"):
+            continue
+        counters = _listed(found[option])
+        for counter in counters:
+            if counter not in COUNTERS:
+                offer = nearest(str(counter), COUNTERS)
+                raise UserError(f"{where}: {kind}: {option} '{counter}' is no counter; {offer}")
+        if kind not in ("curves", "sweep") and len(counters) != 1:
+            raise UserError(f"{where}: {kind}: {option} names one counter, of {', '.join(COUNTERS)}.")
 
 
 def _check_axes(where: str, experiment: Experiment, kind: str, found: dict[str, Any]) -> None:
@@ -133,12 +150,20 @@ def outputs(experiment: Experiment | ExactExperiment) -> list[str]:
     return [f"figures/{experiment.name}-{name}.{suffix}" for name in named(experiment) for suffix in FORMATS]
 
 
+def inputs(experiment: Experiment | ExactExperiment) -> list[str]:
+    """Return the tables that ``draw`` reads, relative to the results folder."""
+    if isinstance(experiment, ExactExperiment):
+        return [f"tables/{experiment.name}.csv"]
+    found = [f"tables/{experiment.name}-runs.parquet"]
+    compared = any(figure.kind in COMPARED for figure in experiment.figures)
+    return [*found, f"tables/{experiment.name}-comparison.json"] if compared else found
+
+
 def draw(experiment: Experiment | ExactExperiment, results: Path) -> None:
     """Draw every figure of an experiment from its table, as PDF and PNG.
 
-    Reads ``tables/<experiment>-runs.parquet`` below ``results``, of an exact experiment
-    ``tables/<experiment>.csv``, and writes the files that ``outputs`` names. The bytes depend on the table and the
-    experiment alone. The caption travels in the files' metadata.
+    Reads the tables that ``inputs`` names below ``results`` and writes the files that ``outputs`` names. The bytes
+    depend on the tables and the experiment alone. The caption travels in the files' metadata.
     """
     from grpo_ablate.analysis.figures import style
 
@@ -151,19 +176,10 @@ def draw(experiment: Experiment | ExactExperiment, results: Path) -> None:
             style.save(drawing, stem, FORMATS, module.caption(found, chosen))
 
 
-def captions(experiment: Experiment | ExactExperiment, table: pd.DataFrame) -> dict[str, str]:
-    """Return the caption of every figure of an experiment, by the figure's name."""
-    found: Any
-    if isinstance(experiment, ExactExperiment):
-        from grpo_ablate.analysis.figures.exact.material import ExactMaterial
-
-        found = ExactMaterial(experiment, table)
-    else:
-        from grpo_ablate.analysis.figures.material import Material
-
-        found = Material(experiment, table)
+def captions(experiment: Experiment | ExactExperiment, material: Any) -> dict[str, str]:
+    """Return the caption of every figure of an experiment, by the figure's name, from what it is drawn from."""
     return {
-        name: importlib.import_module(module_name(experiment, figure.kind)).caption(found, chosen)
+        name: importlib.import_module(module_name(experiment, figure.kind)).caption(material, chosen)
         for name, (figure, chosen) in named(experiment).items()
     }
 
@@ -178,4 +194,6 @@ def _material(experiment: Experiment | ExactExperiment, results: Path) -> Any:
     return material.load(experiment, results)
 
 
-__all__ = ["EXACT_KINDS", "FORMATS", "KINDS", "captions", "draw", "module_name", "named", "options", "outputs"]
+__all__ = [
+    "EXACT_KINDS", "FORMATS", "KINDS", "captions", "draw", "inputs", "module_name", "named", "options", "outputs",
+]  # fmt: skip

@@ -13,6 +13,8 @@ from grpo_ablate.analysis.figures import style
 from grpo_ablate.analysis.figures.material import Material, interval, metric_label, row_name
 from grpo_ablate.spec.resolve import Row
 
+NARROW = 0.005  # seeds closer than this, of scores in [0, 1], need an axis of their own
+
 
 def shown(material: Material, options: dict[str, Any]) -> list[Row]:
     """Return the rows of the figure, in the order of the experiment's file."""
@@ -30,7 +32,7 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(style.DOUBLE, height), sharey=True, layout="constrained", width_ratios=(1.25, 1)
     )
-    finals = [values[np.isfinite(values)] for values in (material.final(row, metric) for row in rows)]
+    finals = _finite(material, options)
     for place, (row, values) in enumerate(zip(rows, finals, strict=True)):
         if not len(values):
             continue
@@ -65,7 +67,7 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     left.set_xlabel(f"final {label}")
     right.set_xlabel(r"seed minus its row's mean ($\times 10^{-3}$)")
     widest = max((np.ptp(values) for values in finals if len(values)), default=0.0) * 700
-    if widest > 0:
+    if widest > 0 and _narrow(finals):
         right.set_xscale("symlog", linthresh=1.0, linscale=0.8)
         right.set_xlim(-widest * 1.3, widest * 1.3)
         right.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
@@ -76,13 +78,26 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     return figure
 
 
+def _finite(material: Material, options: dict[str, Any]) -> list[np.ndarray]:
+    metric = material.metric(options)
+    finals = [material.final(row, metric) for row in shown(material, options)]
+    return [values[np.isfinite(values)] for values in finals]
+
+
+def _narrow(finals: list[np.ndarray]) -> bool:
+    """Whether the seeds of a typical row lie so close that a linear axis of all rows would hide their spread."""
+    spreads = [float(np.ptp(values)) for values in finals if len(values)]
+    return bool(spreads) and float(np.median(spreads)) < NARROW
+
+
 def caption(material: Material, options: dict[str, Any]) -> str:
     """Say what the dots show."""
     rows = shown(material, options)
     label = metric_label(material.experiment, material.metric(options))
+    narrow = _narrow(_finite(material, options))
+    scale = ", linear within one thousandth of zero and logarithmic beyond" if narrow else ""
     theirs = " Open diamonds: the published values." if material.published(material.metric(options)) else ""
     return (
         f"Final {label} of every row. Coloured dots: single seeds (per row {material.seeds(rows)}); black: mean "
-        f"and 95 % t interval.{theirs} Right: each seed minus the mean of its row, linear within one thousandth "
-        "of zero and logarithmic beyond."
+        f"and 95 % t interval.{theirs} Right: each seed minus the mean of its row{scale}."
     )

@@ -6,12 +6,14 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from grpo_ablate.analysis.comparison import Comparison, read_comparison
 from grpo_ablate.analysis.published import Published, published_of
 from grpo_ablate.analysis.summary import scores
 from grpo_ablate.errors import UserError
@@ -24,6 +26,17 @@ METRIC_LABELS = {
     "eval/quality": "expected quality",
     "eval/kl": "KL to the reference (nats)",
     "eval/entropy": "entropy (nats)",
+    "eval/accuracy": "share of right answers",
+    "eval/greedy_accuracy": "greedy accuracy",
+    "eval/length": "length (tokens)",
+    "eval/truncated": "truncated share",
+    "train/entropy": "entropy per token (nats)",
+    "train/clip_fraction_high": "share of tokens clipped",
+    "train/clip_fraction_low": "share of tokens clipped",
+    "train/length_right": "length (tokens)",
+    "train/length_wrong": "length (tokens)",
+    "train/truncated": "share of answers",
+    "train/kl_reference_exact": "KL to the reference per token (nats)",
 }
 AXIS_SYMBOLS = {"sampling.group_size": "$G$", "kl.beta": r"$\beta$"}
 AXIS_LABELS = {"sampling.group_size": "group size $G$", "kl.beta": r"KL coefficient $\beta$"}
@@ -35,12 +48,19 @@ class Material:
 
     experiment: Experiment
     runs: pd.DataFrame
+    results: Path | None = None  # where the comparison lies, for the figures that show it
 
     @property
     def rows(self) -> list[Row]:
         """The rows of the experiment that have runs, in the order of the file."""
         present = set(self.runs["row"])
         return [row for row in self.experiment.rows if row.id in present]
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """What `grpo-ablate compare` found of the experiment, from its file."""
+        name = f"tables/{self.experiment.name}-comparison.json"
+        return read_comparison((self.results or Path()) / name)
 
     def metric(self, options: dict[str, object]) -> str:
         """The metric a figure shows: its own option or the experiment's."""
@@ -53,9 +73,11 @@ class Material:
         """Return where a row was evaluated, ``[evaluations]``, and what was found, ``[seeds, evaluations]``.
 
         The first is the mean over seeds at each evaluation: seconds differ between seeds, and so do rollouts where
-        groups are resampled.
+        groups are resampled. NaN where a metric does not apply, or has not been measured at all.
         """
         lines = self.runs[self.runs["row"] == row]
+        if metric not in lines:
+            lines = lines.assign(**{metric: np.nan})
         values = lines.pivot(index="seed", columns="round", values=metric).to_numpy(dtype=np.float64)
         places = lines.pivot(index="seed", columns="round", values=x).to_numpy(dtype=np.float64)
         return np.nanmean(places, axis=0), values
@@ -63,6 +85,8 @@ class Material:
     def final(self, row: Row, metric: str) -> np.ndarray:
         """Return the score of each seed, ``[seeds]``, as the summary takes it; NaN where a run diverged."""
         lines = self.runs[self.runs["row"] == row.id]
+        if metric not in lines:
+            return np.full(lines["seed"].nunique(), np.nan)
         return scores(lines, [metric], row.spec.evaluation.last)[metric].to_numpy()
 
     def published(self, metric: str) -> list[Published]:
@@ -91,7 +115,7 @@ def load(experiment: Experiment, results: Path) -> Material:
     path = results / "tables" / f"{experiment.name}-runs.parquet"
     if not path.exists():
         raise UserError(f"{path}: the table is missing; make it with: grpo-ablate collect {experiment.path}")
-    found = Material(experiment, pd.read_parquet(path))
+    found = Material(experiment, pd.read_parquet(path), results)
     if not found.rows:
         raise UserError(f"{path}: the table holds no run of {experiment.path}.")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ PUBLISHED: dict[str, Any] = {
     "markeredgewidth": 0.8, "linestyle": "none", "zorder": 5, "clip_on": False,
 }  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P")
+Dashes = Literal["-"] | tuple[float, tuple[float, ...]]
+DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (4, 1.2, 1.2, 1.2)))
 
 _RC = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same everywhere
@@ -100,25 +103,30 @@ class RowStyle:
 
     colour: str
     marker: str
+    dashes: Dashes = "-"
 
 
 def row_styles(experiment: Experiment) -> dict[str, RowStyle]:
     """Return the look of every row, the same in all figures of an experiment, whichever rows a figure shows.
 
     Crossed rows take their colour from the axis with the most levels (shades when it moves a number) and their
-    marker from the other axes; rows written singly take the colours that are left.
+    marker from the other axes; rows written singly take the colours that are left, and once those are spent, the
+    same colours again with another marker and other dashes.
     """
     axis = hue_axis(experiment)
     palette: dict[str, str] = {}
     if axis is not None:
         names = experiment.axes[axis]
         shades = axis_values(experiment, axis)[0] is not None and not _mixes_transforms(experiment, axis)
+        shades = shades or len(names) > len(PALETTE)
         colours = sns.color_palette("viridis", len(names) + 1).as_hex()[:-1] if shades else PALETTE
-        palette = {name: colours[i % len(colours)] for i, name in enumerate(names)}
+        palette = dict(zip(names, colours, strict=False))
     free = [colour for colour in PALETTE if colour not in palette.values()] or list(PALETTE)
     styles: dict[str, RowStyle] = {}
     others: list[tuple[str, ...]] = []
-    singles = 0
+    singles = [row.id for row in experiment.rows if axis is None or not levels(experiment, row)]
+    kept = singles.index(experiment.baseline) if experiment.baseline in singles else None
+    looks = dict(zip(singles, _singly(free, kept), strict=False))
     for row in experiment.rows:
         found = levels(experiment, row)
         if found and axis is not None:
@@ -126,16 +134,24 @@ def row_styles(experiment: Experiment) -> dict[str, RowStyle]:
             others += [rest] if rest not in others else []
             styles[row.id] = RowStyle(palette[found[axis]], MARKERS[others.index(rest) % len(MARKERS)])
         else:
-            styles[row.id] = RowStyle(free[singles % len(free)], MARKERS[singles // len(free) % len(MARKERS)])
-            singles += 1
+            styles[row.id] = looks[row.id]
     return styles
+
+
+def _singly(colours: Sequence[str], kept: int | None) -> Iterator[RowStyle]:
+    """Yield looks in which colours come again with other marks and dashes; that of the place ``kept`` never does.
+
+    The baseline's is kept: where rows are spread over panels, it stands beside any of them.
+    """
+    for again in itertools.count():
+        look = MARKERS[again % len(MARKERS)], DASHES[again % len(DASHES)]
+        for place, colour in enumerate(colours):
+            if again == 0 or place != kept:
+                yield RowStyle(colour, *look)
 
 
 def _mixes_transforms(experiment: Experiment, axis: str) -> bool:
     return len({row.spec.reward.transform for row in experiment.rows if levels(experiment, row).get(axis)}) > 1
-
-
-Dashes = Literal["-"] | tuple[float, tuple[float, ...]]
 
 
 def interleaved(index: int, count: int, length: float = 3.0) -> Dashes:
@@ -147,9 +163,9 @@ def interleaved(index: int, count: int, length: float = 3.0) -> Dashes:
     return "-" if index == 0 else ((index - 1) * length, (length, (count - 1) * length))
 
 
-def cost_axis(axes: Axes) -> None:
+def cost_axis(axes: Axes, most: int = 4) -> None:
     """Write few and readable numbers along a horizontal axis of updates, rollouts, tokens or seconds."""
-    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 4, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 4, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == round(value) else f"{value:g}")
 
 
@@ -222,6 +238,8 @@ def label_ends(figure: Figure, labels: Sequence[tuple[Axes, Ends]]) -> None:
 
 
 def _annotate(axes: Axes, ends: Ends, size: float = 6.5) -> list[Annotation]:
+    least = min(axes.get_ylim())
+    ends = [(least if np.isnan(y) else y, text, colour) for y, text, colour in ends]  # a line that is not there
     scaled = axes.yaxis.get_transform().transform  # a logarithmic axis spreads its labels by their logarithms
     low, high = (float(limit) for limit in scaled(np.array(axes.get_ylim())))
     heights = [float(height) for height in scaled(np.array([y for y, _, _ in ends], dtype=np.float64))]

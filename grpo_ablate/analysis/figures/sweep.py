@@ -1,7 +1,7 @@
-"""A sweep of one number: final quality against it, and learning curves against updates AND against rollouts.
+"""A sweep of one number: final quality against it, and learning curves against several measures of cost.
 
 What is held while the number moves (the option ``by``) decides the answer, so every way of holding it is shown
-beside the others, against both measures of cost.
+beside the others, against the same measures of cost (the option ``costs``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from grpo_ablate.analysis.figures.material import (
 )
 from grpo_ablate.spec.resolve import Row
 
-COSTS = ("updates", "rollouts")
 TOP = 1.85  # inches of height for the panels of final quality
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 
@@ -66,7 +65,7 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
         axes.set_title(f"{options['panel']}: {panel}")
     label = metric_label(experiment, material.metric(options))
     finals[0].set_ylabel(f"final {label}")
-    columns = [(by, cost) for by in holds for cost in COSTS]
+    columns = [(by, cost) for by in holds for cost in options["costs"]]
     curves = bottom.subplots(len(panels), len(columns), sharey=True, sharex="col", squeeze=False)
     for line, panel in zip(curves, panels, strict=True):
         for axes, (by, cost) in zip(line, columns, strict=True):
@@ -122,7 +121,7 @@ def _curves(axes: Axes, material: Material, options: dict[str, Any], rows: list[
     for row in rows:
         style.draw_curve(axes, *material.curve(row.id, metric, cost), styles[row.id].colour, end=True)
     axes.autoscale_view()
-    style.cost_axis(axes)
+    style.cost_axis(axes, 4 if len(options["costs"]) < 3 else 2)
     axes.set_xlim(0, max(axes.dataLim.x1, 1) * 1.03)
 
 
@@ -149,10 +148,11 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     rows = [row for group in found.values() for row in group]
     label = metric_label(experiment, material.metric(options))
     name = axis_label(options["axis"], axis_values(experiment, options["axis"])[0])
+    costs = " and ".join(COST_LABELS[cost] for cost in options["costs"])
     holds = " or ".join(dict.fromkeys(by for _, by in found))
     return (
         f"Above: final {label} against {name}, holding {holds}; small dots: single seeds (per row "
         f"{material.seeds(rows)}), large dots: their mean with its 95 % t interval. Below: the learning curves, "
-        "against updates and against rollouts; thin lines: single seeds, thick lines and bands: mean and 95 % t "
+        f"against {costs}; thin lines: single seeds, thick lines and bands: mean and 95 % t "
         "interval."
     )
