@@ -73,6 +73,15 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--dump", type=Path, metavar="FILE", help="where to (default: round-K.json)")
     _results(sub)
 
+    sub = command("warmstart", _warmstart, "train what the runs of a row begin from, on noisy demonstrations")
+    sub.add_argument("row", nargs="?", metavar="EXPERIMENT.yaml:ROW")
+    sub.add_argument(
+        "--cell", metavar="JSON", help="task and policy, as the workflow passes them, in place of a row"
+    )
+    sub.add_argument("--seeds", metavar="A-B", help="where each seed has its own start: the seeds to train")
+    sub.add_argument("--stop-with-parent", action="store_true", help="stop at a checkpoint when the caller dies")
+    _results(sub)
+
     sub = command("explain", _explain, "show what a row does to one batch: advantages, weights, ratios, gradient")
     sub.add_argument("batch", type=Path, metavar="BATCH.json")
     _switches(sub)
@@ -101,6 +110,21 @@ def _parser() -> argparse.ArgumentParser:
     _experiment(sub)
     sub.add_argument("--source", default="records", metavar="records|mlflow|URI", help="default: records")
     sub.add_argument("--partial", action="store_true", help="use the runs that exist, though some are missing")
+    _results(sub)
+
+    sub = command("compare", _compare, "judge an experiment's rows and claims: differences, intervals, verdicts")
+    _experiment(sub)
+    sub.add_argument(
+        "--source",
+        default="records",
+        metavar="records|mlflow|URI|table",
+        help="default: records; table: collected",
+    )
+    sub.add_argument("--partial", action="store_true", help="use the runs that exist, though some are missing")
+    _results(sub)
+    _json(sub)
+
+    sub = command("controls", _controls, "train the controls that hold exactly and judge them: tables/controls.*")
     _results(sub)
 
     sub = command("figures", _figures, "draw an experiment's figures from its tables")
@@ -155,6 +179,20 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("row", metavar="EXPERIMENT.yaml:ROW")
     _results(sub)
 
+    sub = command("bench", _bench, "measure how fast training is here, beside other trainers on the same work")
+    sub.add_argument("testbeds", nargs="*", metavar="TESTBED", help="default: arithmetic translation")
+    sub.add_argument(
+        "--members", metavar="M,M", help="models trained side by side in a process (1,4,8,16; a GPU: 1,8,64,256)"
+    )
+    sub.add_argument(
+        "--against", action="append", default=[], metavar="transformers|trl", help="the same work with it, in turn"
+    )
+    sub.add_argument("--processes", type=int, default=2, metavar="N", help="of one thread each (default: 2)")
+    sub.add_argument("--slices", type=int, default=6, metavar="K", help="of work, all sides in turn (default: 6)")
+    sub.add_argument("--rounds", type=int, metavar="N", help="of a slice (default: the slices make a whole run)")
+    _results(sub)
+    _json(sub)
+
     sub = command("presets", _presets, "other libraries' settings as switches, and what they leave out")
     _json(sub)
 
@@ -204,6 +242,12 @@ def _train(arguments: Arguments) -> int | None:
     return train_command(arguments)
 
 
+def _warmstart(arguments: Arguments) -> int:
+    from grpo_ablate.runs.command import warmstart_command
+
+    return warmstart_command(arguments)
+
+
 def _explain(arguments: Arguments) -> None:
     from grpo_ablate.spec.resolve import switches
 
@@ -251,6 +295,29 @@ def _collect(arguments: Arguments) -> None:
     from grpo_ablate.spec.resolve import load_experiment
 
     collect(load_experiment(arguments.experiment), arguments.results, arguments.source, partial=arguments.partial)
+
+
+def _compare(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.compare_command import compared
+    from grpo_ablate.analysis.compare_tables import write_comparison
+    from grpo_ablate.analysis.compare_text import as_text
+    from grpo_ablate.analysis.comparison import as_json
+    from grpo_ablate.spec.resolve import load_experiment
+
+    experiment = load_experiment(arguments.experiment)
+    found = compared(experiment, arguments.results, arguments.source, partial=arguments.partial)
+    write_comparison(experiment, found, arguments.results / "tables")
+    print(as_json(found).decode() if arguments.json else as_text(found), end="" if arguments.json else "\n")
+
+
+def _controls(arguments: Arguments) -> int:
+    from grpo_ablate.analysis.alarms import alarms
+    from grpo_ablate.analysis.exact_controls import read_exact_controls, write_exact_controls
+
+    path = write_exact_controls(arguments.results)[0]
+    failed = alarms(read_exact_controls(arguments.results))
+    print("\n".join(failed) if failed else f"every control holds: {path.with_suffix('.md')}")
+    return 0
 
 
 def _figures(arguments: Arguments) -> None:
@@ -329,6 +396,12 @@ def _samples(arguments: Arguments) -> None:
 
     experiment, row = find_row(arguments.row)
     print(as_text(experiment, row, arguments.results))
+
+
+def _bench(arguments: Arguments) -> int:
+    from grpo_ablate.bench.command import bench_command
+
+    return bench_command(arguments)
 
 
 def _presets(arguments: Arguments) -> None:

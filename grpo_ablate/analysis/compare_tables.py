@@ -1,0 +1,262 @@
+"""A comparison as files: rows and claims in CSV, Markdown, LaTeX and Typst, and everything as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_ablate.analysis.alarms import above, alarms
+from grpo_ablate.analysis.comparison import VERDICTS, ClaimResult, Comparison, RowResult, as_json
+from grpo_ablate.analysis.tables import DIALECTS, STALE, Table, decimals, number
+from grpo_ablate.analysis.words import interval, p_value
+from grpo_ablate.analysis.words import number as word
+from grpo_ablate.analysis.writing import write_whole
+
+if TYPE_CHECKING:
+    from grpo_ablate.spec.resolve import Experiment
+
+FILES = (
+    *(f"-{part}.{ending}" for part in ("comparison", "claims") for ending in ("csv", "md", "tex", "typ")),
+    "-comparison.json",
+)
+
+
+def write_comparison(experiment: Experiment, comparison: Comparison, folder: Path) -> list[Path]:
+    """Write ``<experiment>-comparison.*``, ``<experiment>-claims.*`` (`FILES`); return the paths.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    contents = {
+        "-comparison.csv": _csv(_row_lines(comparison)),
+        "-claims.csv": _csv([_claim_line(claim) for claim in comparison.claims]),
+        "-comparison.json": as_json(comparison).decode(),
+    }
+    heading = alarms(comparison.controls)
+    for dialect, render in DIALECTS.items():
+        for part, table in (("comparison", rows_table(comparison)), ("claims", claims_table(comparison))):
+            contents[f"-{part}.{dialect}"] = above(heading, dialect) + render(table)
+    paths = [folder / f"{experiment.name}{ending}" for ending in FILES]
+    for ending, path in zip(FILES, paths, strict=True):
+        write_whole(path, contents[ending].encode())
+    return paths
+
+
+def rows_table(comparison: Comparison) -> Table:
+    """Return the rows beside the baseline, and after them the rows at their own best learning rates."""
+    results = [*comparison.rows, *(tuned.result for tuned in comparison.tuned)]
+    gaps = [row.difference for row in results if row.difference is not None]
+    digits = decimals([row.sd for row in results])
+    fine = max(digits, decimals([gap.sd for gap in gaps], significant=2))
+    name = comparison.metric.rpartition("/")[2].replace("_", " ")
+    columns: list[tuple[str, list[str]]] = [
+        ("Row", [_label(row, comparison.baseline) for row in results]),
+        (f"{name[:1].upper()}{name[1:]}", [number(row.mean, digits) for row in results]),
+        ("Difference", [_or_blank(row, lambda gap: _signed(gap.mean, fine)) for row in results]),
+        ("95 % interval", [_or_blank(row, lambda gap: _interval(gap.low, gap.high, fine)) for row in results]),
+        ("Seeds won", [_or_blank(row, lambda gap: won(gap.won, len(gap.values))) for row in results]),
+    ]
+    if any(not math.isnan(row.p) for row in results):
+        columns.append(("p", ["" if math.isnan(row.p) else p_value(row.p) for row in results]))
+    if any(row.failed for row in results):
+        columns.append(("Failed", [str(len(row.failed)) for row in results]))
+    columns.append(("Verdict", [row.verdict for row in results]))
+    return Table(
+        header=tuple(title for title, _ in columns),
+        rows=tuple(zip(*(cells for _, cells in columns), strict=True)),
+        notes=tuple(_row_notes(comparison, results)),
+    )
+
+
+def claims_table(comparison: Comparison) -> Table:
+    """Return the claims with their verdicts."""
+    return Table(
+        header=("Claim", "Test", "n", "Measured", "p", "Verdict"),
+        rows=tuple(
+            (
+                f"{claim.statement} ({claim.source})",
+                tested(claim),
+                str(claim.n),
+                measured(claim),
+                p_value(claim.p),
+                verdict(claim),
+            )
+            for claim in comparison.claims
+        ),
+        notes=tuple(_claim_notes(comparison)),
+    )
+
+
+def tested(claim: ClaimResult) -> str:
+    """Say what a claim asks of the runs."""
+    sign = {"better": ">", "worse": "<", "equivalent": "≈", "exact": "=", "ratio": "/"}[claim.kind]
+    value = f" ≈ {word(claim.value)}" if claim.kind == "ratio" else ""
+    margin = f" ± {word(claim.margin)}" if claim.margin > 0 and claim.kind not in ("better", "worse") else ""
+    return f"{claim.row} {sign} {claim.than}{value}{margin}, {claim.metric}"
+
+
+def measured(claim: ClaimResult) -> str:
+    """Return a claim's estimate with its interval, or what an exact one found."""
+    if claim.kind == "ratio" and not math.isnan(claim.ratio):
+        return f"{word(claim.ratio)} {interval(claim.ratio_low, claim.ratio_high)}"
+    if claim.difference is None:
+        return claim.words
+    return f"{word(claim.difference.mean, signed=True)} {interval(claim.difference.low, claim.difference.high)}"
+
+
+def verdict(claim: ClaimResult) -> str:
+    """Return the verdict in words; where nothing was found, with the smallest effect that would have been seen."""
+    text = VERDICTS[claim.verdict]
+    if claim.verdict == "inconclusive" and claim.difference is not None and claim.difference.detectable > 0:
+        text += f" ({word(claim.difference.detectable)} would have been seen)"
+    return text if claim.sign_flip_reaches else f"{text} ‡"
+
+
+def won(share: float, pairs: int) -> str:
+    """Return in how many of the pairs a row is higher, a tie counting half.
+
+    >>> won(0.75, 8), won(0.5, 3)
+    ('6 / 8', '1.5 / 3')
+    """
+    return f"{share * pairs:g} / {pairs}" if pairs else ""
+
+
+def _row_notes(comparison: Comparison, results: Sequence[RowResult]) -> list[str]:
+    notes = [
+        "Paired differences to the baseline over seeds, with t intervals. A row without a claim has an "
+        "uncorrected interval and no p."
+    ]
+    if any(not math.isnan(row.p) for row in results):
+        notes.append(f"p: paired t test after Holm's correction for the {_claims(comparison)} of the file.")
+    if comparison.noise_floor is not None:
+        floor = comparison.noise_floor
+        notes.append(
+            f"Noise floor, the baseline again under other random numbers: {word(floor.mean, signed=True)} "
+            f"{interval(floor.low, floor.high)}."
+        )
+    if any(row.failed for row in results):
+        notes.append(f"Failed runs (diverged or collapsed) score {word(comparison.floor)}, the lowest value seen.")
+    if comparison.tuned:
+        notes.append("Rows named with @ are at their best learning rate of those tried on the tuning seeds.")
+    if any(row.stale for row in results):
+        notes.append(STALE)
+    return [*notes, *comparison.notes]
+
+
+def _claim_notes(comparison: Comparison) -> list[str]:
+    if not comparison.claims:
+        return ["The experiment declares no claims.", *comparison.notes]
+    notes = [
+        f"p after Holm's correction for the {_claims(comparison)} of the file; equivalence and ratios by two "
+        "one-sided tests against the margin."
+    ]
+    if not all(claim.sign_flip_reaches for claim in comparison.claims):
+        notes.append(
+            f"‡ with fewer than {comparison.sign_flip_needs} seeds no sign-flip test could reach "
+            f"{comparison.alpha:g} among {_claims(comparison)}."
+        )
+    return [*notes, *comparison.notes]
+
+
+def _claims(comparison: Comparison) -> str:
+    return "1 claim" if comparison.family == 1 else f"{comparison.family} claims"
+
+
+def _label(row: RowResult, baseline: str) -> str:
+    at = f" @ {word(row.learning_rate)}" if "@" in row.row else ""
+    mark = " (baseline)" if row.row == baseline else ""
+    name = row.label.partition("@")[0] if at else row.label
+    return f"{name}{at}{mark}{' †' if row.stale else ''}"
+
+
+def _or_blank(row: RowResult, show: Any) -> str:
+    return "" if row.difference is None else str(show(row.difference))
+
+
+def _signed(value: float, digits: int) -> str:
+    text = number(value, digits)
+    return f"+{text}" if value > 0 and not math.isinf(value) else text
+
+
+def _interval(low: float, high: float, digits: int) -> str:
+    return interval(low, high) if math.isnan(low) else f"[{number(low, digits)}, {number(high, digits)}]"
+
+
+def _row_lines(comparison: Comparison) -> list[dict[str, Any]]:
+    return [
+        _row_line(comparison, row, tuned)
+        for tuned, rows in (
+            (False, comparison.rows),
+            (True, tuple(tuned.result for tuned in comparison.tuned)),
+        )
+        for row in rows
+    ]
+
+
+def _row_line(comparison: Comparison, row: RowResult, tuned: bool) -> dict[str, Any]:
+    gap, area = row.difference, row.area_difference
+    kept = ("mean", "sd", "low", "high", "boot_low", "boot_high", "won", "ties", "detectable")
+    return {
+        "experiment": comparison.experiment,
+        "row": row.row,
+        "label": row.label,
+        "metric": comparison.metric,
+        "tuned": tuned,
+        "learning_rate": row.learning_rate,
+        "n": row.n,
+        "mean": row.mean,
+        "sd": row.sd,
+        "ci_low": row.low,
+        "ci_high": row.high,
+        **{f"difference_{name}": None if gap is None else getattr(gap, name) for name in kept},
+        "area": row.area,
+        **{f"area_difference_{name}": None if area is None else getattr(area, name) for name in kept[:4]},
+        "p": row.p,
+        "verdict": row.verdict,
+        "failed": len(row.failed),
+        **asdict(row.spent),
+        "stale": row.stale,
+        "twin_of": row.twin_of,
+        "identical_to": " ".join(row.identical_to),
+    }
+
+
+CLAIM_COLUMNS = (
+    "id", "statement", "source", "kind", "row", "than", "metric", "margin", "value", "n", "difference", "low",
+    "high", "ratio", "ratio_low", "ratio_high", "p", "p_t_holm", "p_sign_flip_holm", "p_wilcoxon_holm",
+    "detectable", "verdict", "words", "sign_flip_reaches",
+)  # fmt: skip
+
+
+def _claim_line(claim: ClaimResult) -> dict[str, Any]:
+    gap, tests = claim.difference, claim.tests
+    own = {name: getattr(claim, name) for name in CLAIM_COLUMNS if hasattr(claim, name)}
+    found = {
+        "difference": None if gap is None else gap.mean,
+        "low": None if gap is None else gap.low,
+        "high": None if gap is None else gap.high,
+        "detectable": None if gap is None else gap.detectable,
+        **{f"p_{name}": None if tests is None else getattr(tests, name) for name in ("t_holm", "sign_flip_holm")},
+        "p_wilcoxon_holm": None if tests is None else tests.wilcoxon_holm,
+    }
+    return {name: (own | found)[name] for name in CLAIM_COLUMNS}
+
+
+def _csv(lines: Sequence[dict[str, Any]]) -> str:
+    """Return lines as CSV; numbers in full, an empty cell where there is none."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(lines[0] if lines else CLAIM_COLUMNS)
+    for line in lines:
+        writer.writerow(
+            [
+                "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+                for value in line.values()
+            ]
+        )
+    return text.getvalue()

@@ -1,0 +1,48 @@
+"""Numbers inside sentences: three digits, a real minus sign, intervals, p values."""
+
+from __future__ import annotations
+
+import math
+
+from grpo_ablate.analysis.tables import DASH, MINUS
+
+
+def number(value: float, *, signed: bool = False) -> str:
+    """Return a number to three significant digits.
+
+    >>> number(0.012345), number(1234.5), number(0.0), number(2e-9)
+    ('0.0123', '1,230', '0', '2e-09')
+    >>> number(0.5, signed=True), number(float("nan")) == DASH
+    ('+0.5', True)
+    """
+    if math.isnan(value):
+        return DASH
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    sign = "+" if signed and value else ""
+    text = f"{value:{sign}.3g}"
+    if abs(value) >= 1000:
+        text = f"{float(text):{sign},.0f}"
+    return text.replace("-", MINUS, 1) if value < 0 else text
+
+
+def interval(low: float, high: float) -> str:
+    """Return an interval; a dash where there is none.
+
+    >>> interval(0.25, 0.75), interval(float("nan"), 1.0) == DASH
+    ('[0.25, 0.75]', True)
+    """
+    return DASH if math.isnan(low) or math.isnan(high) else f"[{number(low)}, {number(high)}]"
+
+
+def p_value(p: float) -> str:
+    """Return a p value to two digits, never 0.
+
+    >>> p_value(0.0437), p_value(1e-7), p_value(1.0), p_value(0.00098)
+    ('.044', '<.0001', '1', '.00098')
+    """
+    if math.isnan(p):
+        return DASH
+    if p < 1e-4:
+        return "<.0001"
+    return f"{p:.2g}".removeprefix("0") if p < 1 else "1"
