@@ -4,6 +4,7 @@ min_version("9.27")
 
 
 include: "grpo_ablate/workflow/start.smk"  # guards the folder, reads the experiments: GRID
+include: "grpo_ablate/workflow/warmstart.smk"
 include: "grpo_ablate/workflow/train.smk"
 include: "grpo_ablate/workflow/log.smk"
 include: "grpo_ablate/workflow/tables.smk"

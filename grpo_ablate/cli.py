@@ -228,11 +228,13 @@ def _switches(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: Arguments) -> None:
+    from grpo_ablate.spec.estimate import calibrate
     from grpo_ablate.spec.plan import as_json, as_text, plan
     from grpo_ablate.spec.resolve import load_experiment, load_experiments
 
     loaded = [load_experiment(path) for path in arguments.experiments] or load_experiments()
-    plans = [plan(experiment, arguments.results) for experiment in loaded]
+    prices = calibrate(arguments.results)
+    plans = [plan(experiment, arguments.results, prices) for experiment in loaded]
     print(as_json(plans) if arguments.json else as_text(plans))
 
 

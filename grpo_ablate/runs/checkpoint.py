@@ -39,7 +39,7 @@ def save(path: Path, tensors: dict[str, Tensor], identity: dict[str, str], notes
     plain = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     header = {"format": FORMAT, "identity": identity, "digest": digest(plain), "notes": notes}
     aside = path.with_suffix(".writing")
-    save_file(plain, aside, metadata={"checkpoint": json.dumps(header, sort_keys=True)})
+    save_file(plain, aside, metadata={"checkpoint": json.dumps(header)})
     with aside.open("rb") as written:
         os.fsync(written.fileno())
     aside.replace(path)

@@ -1,4 +1,4 @@
-"""``grpo-ablate train``: which spec, which seeds, which folders; then a call of the trainer per block of seeds."""
+"""``grpo-ablate train`` and ``warmstart``: which spec, which seeds, which folders; then calls of the trainers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.runs.start_files import Begin, found_start
 from grpo_ablate.spec.cells import Cell, row_cells
 from grpo_ablate.spec.identity import canonical_json, from_canonical, parse_spec, spec_hash
 from grpo_ablate.spec.resolve import find_row
+from grpo_ablate.spec.warmstart import Start, cell_start, parse_start, starts
 
 if TYPE_CHECKING:
     from grpo_ablate.runs.mlflow_stream import Stream
@@ -35,10 +37,15 @@ def train_command(arguments: argparse.Namespace) -> int:
         from grpo_ablate.analysis.planned import record_plan
 
         record_plan(find_row(arguments.row)[0], arguments.results)
+    if arguments.row is not None:  # a row's first run trains what it begins from
+        for start in starts(cells):
+            if found_start(arguments.results, start) is None:
+                _train_start(arguments, start)
     from grpo_ablate.runs.train import train
 
     for cell in cells:
         spec = from_canonical(cell.spec_json)
+        begin = _begin(arguments, cell, spec)
         with _stream(arguments, cell, spec) as listener:
             train(
                 spec,
@@ -46,12 +53,50 @@ def train_command(arguments: argparse.Namespace) -> int:
                 arguments.results / cell.folder,
                 arguments.results / cell.folder.replace("runs/", "scratch/", 1),
                 testbed=cell.testbed,
+                begin=begin,
                 stop_with_parent=arguments.stop_with_parent,
                 dump_round=arguments.dump_round,
                 dump_path=arguments.dump,
                 on_evaluation=listener,
             )
     return 0
+
+
+def warmstart_command(arguments: argparse.Namespace) -> int:
+    """Train the warm starts that the command line names; return the exit code."""
+    seeds = None if arguments.seeds is None else _seeds(arguments.seeds)
+    if (arguments.cell is None) == (arguments.row is None):
+        raise UserError("name a row whose warm start to train, as in experiments/kl.yaml:ROW, or use --cell.")
+    if arguments.cell is not None:
+        found = [parse_start(arguments.cell, seeds, "--cell")]
+    else:
+        experiment, row = find_row(arguments.row)
+        blocks = row_cells(experiment, row)
+        own = blocks if seeds is None else [Cell(blocks[0].testbed, row.hash, *seeds, blocks[0].spec_json)]
+        found = starts(own)
+        if not found:
+            raise UserError(f"{arguments.row}: its runs begin from no warm start.")
+    for start in found:
+        _train_start(arguments, start)
+    return 0
+
+
+def _train_start(arguments: argparse.Namespace, start: Start) -> None:
+    from grpo_ablate.runs.warmstart import train_start
+
+    train_start(start, arguments.results, stop_with_parent=arguments.stop_with_parent)
+
+
+def _begin(arguments: argparse.Namespace, cell: Cell, spec: Spec) -> Begin | None:
+    """Load the warm start of a cell, if it has one."""
+    start = cell_start(cell)
+    if start is None:
+        return None
+    from grpo_ablate.runs.warmstart import load_start
+
+    own = "" if start.seeds is None else f" --seeds {start.seeds[0]}-{start.seeds[1]}"
+    command = f"grpo-ablate warmstart --cell '{start.spec_json}'{own} --results {arguments.results}"
+    return load_start(arguments.results, spec, range(cell.first_seed, cell.last_seed + 1), command)
 
 
 def _stream(arguments: argparse.Namespace, cell: Cell, spec: Spec) -> AbstractContextManager[Stream | None]:

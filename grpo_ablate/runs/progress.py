@@ -14,8 +14,10 @@ TERMINAL, PLAIN = 0.2, 15.0  # seconds between two reports
 class Progress:
     """Reports of one run; nothing at all for a run of less than a second."""
 
-    def __init__(self, name: str, rounds: int, stream: TextIO | None = None):
-        self.name, self.rounds = name, rounds
+    def __init__(
+        self, name: str, rounds: int, stream: TextIO | None = None, *, unit: str = "round", measure: str = "reward"
+    ):
+        self.name, self.rounds, self.unit, self.measure = name, rounds, unit, measure
         self.stream = sys.stderr if stream is None else stream
         self.moving = self.stream.isatty()
         self.began = time.monotonic()
@@ -25,7 +27,7 @@ class Progress:
         self.shown = False
 
     def round(self, number: int, reward: float | None) -> None:
-        """Note a finished round and, where one was measured, the mean evaluation reward."""
+        """Note a finished round (or other ``unit``) and, where one was taken, the latest ``measure``."""
         if self.first_round is None:
             self.first_round = number - 1
         if reward is not None:
@@ -36,7 +38,8 @@ class Progress:
         self.last, self.shown = now, True
         seconds = now - self.began
         left = seconds / (number - self.first_round) * max(0, self.rounds - number)
-        text = f"{self.name}: round {number} of {self.rounds}, reward {self.reward:.4f}, {left:.0f} s left"
+        done = f"{self.name}: {self.unit} {number} of {self.rounds}"
+        text = f"{done}, {self.measure} {self.reward:.4f}, {left:.0f} s left"
         print(f"\r{text:<79}" if self.moving else text, end="" if self.moving else "\n", file=self.stream)
         self.stream.flush()
 

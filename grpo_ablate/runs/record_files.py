@@ -26,14 +26,21 @@ Whole = Annotated[int, Field(ge=0)]
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
 
 
-class _Shape(BaseModel):
+class Shape(BaseModel):
     """What a JSON object must hold; it may hold more, and a number in quotation marks is no number."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class RunFile(_Shape):
-    """``run.json``."""
+class StartOfRun(Shape):
+    """The warm start that a run began from: its hash, and the checksum of its parameters."""
+
+    hash: str
+    sha256: str
+
+
+class RunFile(Shape):
+    """``run.json``. ``start`` is there where the run began from a warm start."""
 
     schema_version: int
     hash: str
@@ -45,9 +52,10 @@ class RunFile(_Shape):
     digest: str
     budget: dict[str, list[Whole]]
     checksums: dict[str, str]
+    start: StartOfRun | None = None
 
 
-class TimingFile(_Shape):
+class TimingFile(Shape):
     """``timing.json``; the curve is a list of [round, seconds so far]."""
 
     seconds: Seconds
@@ -58,7 +66,7 @@ class TimingFile(_Shape):
     machine: str
 
 
-class SessionFile(_Shape):
+class SessionFile(Shape):
     """What ``provenance.json`` says of one session of training."""
 
     commit: str | None
@@ -84,13 +92,20 @@ class ProvenanceFile(SessionFile):
     interrupted: list[SessionFile]
 
 
-class SampleLine(_Shape):
-    """A line of ``samples.jsonl``."""
+class SampleLine(Shape):
+    """A line of ``samples.jsonl``. What a task adds in words, as a reference, comes on top.
+
+    ``tokens`` are texts, ``advantages`` one for each, ``steps`` pairs of a step's last token and its score.
+    """
 
     seed: Whole
     reward: FiniteFloat | None
     prompt: str
     response: str
+    round: Whole | None = None
+    tokens: list[str] | None = None
+    advantages: list[FiniteFloat | None] | None = None
+    steps: list[Annotated[tuple[Whole, FiniteFloat | None], Field(strict=False)]] | None = None
 
 
 def has_record(folder: Path) -> bool:
@@ -107,7 +122,7 @@ def has_record(folder: Path) -> bool:
 def read_run(folder: Path) -> dict[str, Any]:
     """Return ``run.json``: see `RunFile`."""
     path = folder / "run.json"
-    run = _json(path, RunFile)
+    run = read_json(path, RunFile)
     if set(run["checksums"]) != set(CHECKED):
         raise unusable(path, f"checksums names other files than {', '.join(CHECKED)}")
     return run
@@ -115,18 +130,18 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def read_timing(folder: Path) -> dict[str, Any]:
     """Return ``timing.json``: see `TimingFile`."""
-    return _json(folder / "timing.json", TimingFile)
+    return read_json(folder / "timing.json", TimingFile)
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
     """Return ``provenance.json``: see `ProvenanceFile`."""
-    return _json(folder / "provenance.json", ProvenanceFile)
+    return read_json(folder / "provenance.json", ProvenanceFile)
 
 
 def read_checked(folder: Path, run: dict[str, Any], name: str) -> bytes:
     """Return the bytes of one of the files `CHECKED`, which match the checksum that ``run`` holds."""
     path = folder / name
-    content = _bytes(path)
+    content = read_bytes(path)
     if hashlib.sha256(content).hexdigest() != run["checksums"][name]:
         raise unusable(path, "differs from the checksum in run.json")
     return content
@@ -150,11 +165,12 @@ def verify(folder: Path) -> None:
 
 def unusable(path: Path, reason: str) -> UserError:
     """Return the error of a file of a record, which is of no use without it."""
-    return UserError(f"{path}: {reason}; remove {path.parent} to train the run again.")
+    return UserError(f"{path}: {reason}; remove {path.parent} to train it again.")
 
 
-def _json(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
-    return _shaped(_bytes(path), shape, path, str(path))
+def read_json(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON object in a file, which has that shape; UserError where it has not."""
+    return _shaped(read_bytes(path), shape, path, str(path))
 
 
 def _shaped(text: bytes, shape: type[BaseModel], path: Path, where: str) -> dict[str, Any]:
@@ -174,10 +190,11 @@ def _shaped(text: bytes, shape: type[BaseModel], path: Path, where: str) -> dict
     return value
 
 
-def _bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a file; UserError where it is missing or cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: is missing; remove {path.parent} to train the run again.") from None
+        raise UserError(f"{path}: is missing; remove {path.parent} to train it again.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None

@@ -14,37 +14,51 @@ from typing import Any
 import torch
 
 from grpo_ablate.algorithm.history import Line
-from grpo_ablate.algorithm.loop import Loop
+from grpo_ablate.algorithm.loop import Loop, Observation
 from grpo_ablate.errors import UserError
-from grpo_ablate.policies.protocol import Draw
 from grpo_ablate.policies.registry import make_policy
-from grpo_ablate.rng import Keys, Purpose
+from grpo_ablate.rng import Keys
 from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.dump import write_round
+from grpo_ablate.runs.exhibit import exhibit
 from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.runs.numerics import settle
 from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.provenance import provenance
 from grpo_ablate.runs.record import check_writable, metrics_table, publish
+from grpo_ablate.runs.start_files import Begin
 from grpo_ablate.runs.stopping import StopRequest, stop_requests
 from grpo_ablate.spec.identity import canonical_json, spec_hash
 from grpo_ablate.spec.schema import SCHEMA_VERSION, Spec
+from grpo_ablate.spec.warmstart import starts_warm
 from grpo_ablate.tasks.registry import make_task
 
-EXHIBITED = 4  # prompts whose responses samples.jsonl shows, per seed
 OnEvaluation = Callable[[Loop, Line], None]
 
 
-def make_loop(spec: Spec, seeds: range) -> Loop:
-    """Return the untrained loop of a spec, a member per seed."""
+def make_loop(spec: Spec, seeds: range, begin: Begin | None = None) -> Loop:
+    """Return the untrained loop of a spec, a member per seed.
+
+    Raises:
+        UserError: the spec starts warm and ``begin`` is None.
+    """
+    if begin is None and starts_warm(spec):
+        raise UserError(
+            "policy.warmstart: the runs of this row begin from a warm start, and none was given; "
+            "`grpo-ablate train EXPERIMENT.yaml:ROW` trains it first."
+        )
     keys = Keys(torch.tensor(list(seeds)), spec.sampling.random_key)
     task = make_task(spec.task)
-    return Loop(spec, make_policy(spec, task, keys), task, keys)
+    parameters = None
+    if begin is not None:  # of one start for each seed, those of as many members as there are
+        parameters = {name: values[: len(seeds)] for name, values in begin.parameters.items()}
+    return Loop(spec, make_policy(spec, task, keys, parameters), task, keys)
 
 
-def run_in_memory(spec: Spec, seeds: range) -> dict[str, list[float]]:
+def run_in_memory(spec: Spec, seeds: range, begin: Begin | None = None) -> dict[str, list[float]]:
     """Train without writing anything; return each metric's last number per seed, in the order of the seeds."""
-    torch.set_num_threads(1)
-    loop = make_loop(spec, seeds)
+    settle(spec)
+    loop = make_loop(spec, seeds, begin)
     loop.start()
     while not loop.finished:
         loop.advance()
@@ -58,6 +72,7 @@ def train(
     scratch: Path,
     *,
     testbed: str,
+    begin: Begin | None = None,
     checkpoint_seconds: float = 30,
     stop_with_parent: bool = False,
     dump_round: int | None = None,
@@ -66,21 +81,22 @@ def train(
 ) -> None:
     """Train ``spec`` on ``seeds`` and publish the record in ``folder``.
 
-    ``scratch`` holds the lock and the checkpoint: an interrupted run continues from there bit by bit, and a
-    finished one is published anew without training. With ``dump_round`` the run is followed in memory up to
-    that round (1 is the first), which is written to ``dump_path`` as a batch for ``explain``, for the first
-    seed; nothing else is written. ``on_evaluation`` gets the loop and the line of each evaluation as they come.
+    ``begin`` is the warm start of a spec that has one. ``scratch`` holds the lock and the checkpoint: an
+    interrupted run continues from there bit by bit, and a finished one is published anew without training.
+    With ``dump_round`` the run is followed in memory up to that round (1 is the first), which is written to
+    ``dump_path`` as a batch for ``explain``, for the first seed; nothing else is written. ``on_evaluation``
+    gets the loop and the line of each evaluation as they come.
 
     Raises:
         UserError: a stop was asked for (the checkpoint is kept), or something cannot be written.
     """
-    torch.set_num_threads(1)
+    settle(spec)
     if dump_round is not None:
-        write_round(make_loop(spec, seeds[:1]), dump_round, dump_path or Path(f"round-{dump_round}.json"))
+        write_round(make_loop(spec, seeds[:1], begin), dump_round, dump_path or Path(f"round-{dump_round}.json"))
         return
     check_writable(folder)
     with stop_requests(stop_with_parent) as request, exclusive(scratch, stop=request.pending):
-        session = Session(spec, seeds, scratch, testbed)
+        session = Session(spec, seeds, scratch, testbed, begin)
         session.resume()
         if not session.loop.finished:
             session.train(request, checkpoint_seconds, on_evaluation)
@@ -90,20 +106,23 @@ def train(
 class Session:
     """One process's share of a run: from its checkpoint, if there is one, to its record."""
 
-    def __init__(self, spec: Spec, seeds: range, scratch: Path, testbed: str):
+    def __init__(self, spec: Spec, seeds: range, scratch: Path, testbed: str, begin: Begin | None = None):
         from grpo_ablate.workflow.digest import row_digest
 
-        self.spec, self.seeds, self.testbed = spec, list(seeds), testbed
+        self.spec, self.seeds, self.testbed, self.begin = spec, list(seeds), testbed, begin
         self.path, self.aside = scratch / "checkpoint.safetensors", scratch / "record"
         self.identity = {
             "spec": spec_hash(spec),
             "seeds": f"{seeds[0]}-{seeds[-1]}",
             "training code": row_digest(spec),
         }
-        self.loop = make_loop(spec, seeds)
+        if begin is not None:
+            self.identity["warm start"] = begin.sha256
+        self.loop = make_loop(spec, seeds, begin)
         start_up = time.process_time()  # most of it is the import of torch
         self.notes: dict[str, Any] = {
-            "curve": [], "seconds": 0.0, "start_up": start_up, "parts": {}, "peak": 0, "sessions": [],
+            "curve": [], "seconds": 0.0, "start_up": start_up, "parts": {}, "peak": 0,
+            "sessions": [], "samples": [],
         }  # fmt: skip
         self.began = time.monotonic()
 
@@ -132,7 +151,7 @@ class Session:
         loop, saved = self.loop, time.monotonic()
         progress = Progress(f"{self.testbed} {self.identity['spec'][:8]}", self.spec.rounds)
         while not loop.finished:
-            line = loop.advance()
+            line = self.advance()
             reward = None
             if line is not None:
                 self.note_time(line)
@@ -151,6 +170,16 @@ class Session:
                     f"continues from {self.path}."
                 )
         progress.close()
+
+    def advance(self) -> Line | None:
+        """Run one round; keep what the first seed answered in its first round, its middle one and its last."""
+        loop, seen = self.loop, list[Observation]()
+        line = loop.advance(None if loop.stopped[0] else seen.append)
+        if seen and (seen[0].round in (0, self.spec.rounds // 2) or loop.stopped[0]):
+            self.notes["samples"] += exhibit(
+                seen[0].batch, seen[0].prepared, loop.task, 0, self.seeds[0], seen[0].round + 1
+            )
+        return line
 
     def seconds(self) -> float:
         """Return the seconds of all sessions so far."""
@@ -198,6 +227,8 @@ class Session:
                 "updates": loop.updates.tolist(),
             },
         }
+        if self.begin is not None:
+            run["start"] = {"hash": self.begin.hash, "sha256": self.begin.sha256}
         timing = {
             "seconds": notes["seconds"],
             "parts": {"start_up": notes["start_up"], **notes["parts"]},
@@ -211,28 +242,8 @@ class Session:
             folder,
             self.aside,
             metrics_table(loop.history.columns(self.seeds)),
-            exhibit(loop, self.seeds),
+            notes["samples"],
             loop.policy.parameters(),
             run,
             {"timing": timing, "provenance": {**last, "interrupted": earlier}},
         )
-
-
-@torch.no_grad()
-def exhibit(loop: Loop, seeds: list[int]) -> list[dict[str, Any]]:
-    """Return a response of each final policy to the first few prompts, with its raw reward."""
-    shown = min(EXHIBITED, loop.task.prompt_count)
-    prompts = torch.arange(shown).expand(len(seeds), -1)
-    wanted = torch.ones(prompts.shape, dtype=torch.bool)
-    drawn = loop.policy.sample(prompts, 1, Draw(Purpose.EXHIBIT, loop.round), wanted=wanted)
-    rewards = loop.task.score(prompts, drawn.tokens, drawn.token).reward[..., 0].tolist()
-    return [
-        {
-            "seed": seed,
-            "round": loop.round,
-            **loop.task.exhibit(prompt, drawn.tokens[member, prompt, 0][drawn.token[member, prompt, 0]].tolist()),
-            "reward": rewards[member][prompt],
-        }
-        for member, seed in enumerate(seeds)
-        for prompt in range(shown)
-    ]

@@ -21,10 +21,12 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from grpo_ablate.spec.schema import Spec
+from grpo_ablate.spec.warmstart import Start, start_of, training_spec
 from grpo_ablate.workflow.sources import EFFECTS, Definition, Module, Reference, Sources, Target
 
 PACKAGE = "grpo_ablate"
 TRAINING = f"{PACKAGE}.runs.train.train"
+WARM_START = f"{PACKAGE}.runs.warmstart.train_start"
 SCHEMA = f"{PACKAGE}.spec.schema"
 # What these do reaches a run or a table through the resolved specs and the key files, or not at all.
 OUTSIDE = (f"{PACKAGE}.spec", f"{PACKAGE}.errors", f"{PACKAGE}.workflow")
@@ -41,9 +43,18 @@ Select = Callable[[Iterable[str]], set[str] | None]  # keys of a registry -> key
 def row_digest(spec: Spec, sources: Sources | None = None) -> str:
     """Digest of the training code that a row with this (effective) spec runs: 16 hexadecimal digits.
 
-    ``sources`` is the package to read; default: this one.
+    The code of its warm start, where it has one, belongs to it. ``sources`` is the package to read; default:
+    this one.
     """
-    return _row_digest(tuple(sorted(_choices(spec).items())), sources or package_sources())
+    own = _digest_of_choices(TRAINING, tuple(sorted(_choices(spec).items())), sources or package_sources())
+    start = start_of(spec, 0, 0)
+    return own if start is None else _sha(f"{own}\n{start_digest(start, sources)}")
+
+
+def start_digest(start: Start, sources: Sources | None = None) -> str:
+    """Digest of the code that trains and measures a warm start: 16 hexadecimal digits."""
+    choices = tuple(sorted(_choices(training_spec(start)).items()))
+    return _digest_of_choices(WARM_START, choices, sources or package_sources())
 
 
 @cache
@@ -53,7 +64,7 @@ def digest_of(*roots: str) -> str:
 
 
 @cache
-def _row_digest(choices: tuple[tuple[str, str], ...], sources: Sources) -> str:
+def _digest_of_choices(root: str, choices: tuple[tuple[str, str], ...], sources: Sources) -> str:
     chosen = dict(choices)
 
     def select(keys: Iterable[str]) -> set[str] | None:
@@ -61,7 +72,7 @@ def _row_digest(choices: tuple[tuple[str, str], ...], sources: Sources) -> str:
         switches = [path for path, options in _options().items() if wanted <= options and path in chosen]
         return {chosen[path] for path in switches} if switches else None
 
-    return digest(sources, (TRAINING,), select=select)
+    return digest(sources, (root,), select=select)
 
 
 @cache

@@ -12,7 +12,9 @@ from typing import Any
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
+from grpo_ablate.spec.identity import from_canonical
 from grpo_ablate.spec.resolve import Experiment, load_experiments
+from grpo_ablate.spec.warmstart import Start, start_of, starts
 from grpo_ablate.workflow.guard import guard
 
 RESULTS = "results"
@@ -48,6 +50,8 @@ class Grid:
         self.exact = {experiment.name: experiment for experiment in exact}
         self.cells = cells(self.experiments.values())
         self._specs = {(cell.testbed, cell.hash[:8]): cell.spec_json for cell in self.cells}
+        self.starts = starts(self.cells)
+        self._starts = {start.name: start.spec_json for start in self.starts}
         self.tracking_uri = options["tracking_uri"]
         self.source = options["source"] or "records"
         if self.source not in ("records", "mlflow"):  # an address: log there and read back from there
@@ -58,6 +62,20 @@ class Grid:
     def spec(self, testbed: str, short_hash: str) -> str:
         """The sparse canonical JSON of the cell in that folder."""
         return self._specs[testbed, short_hash]
+
+    def start(self, testbed: str, short_hash: str, seeds: str) -> list[str]:
+        """The file that says of which warm start the cell in that folder begins; empty for one that has none."""
+        first, last = map(int, seeds.split("-"))
+        start = start_of(from_canonical(self.spec(testbed, short_hash)), first, last)
+        return [] if start is None else [start_file(start)]
+
+    def start_spec(self, name: str) -> str:
+        """The canonical JSON of the warm start in that folder."""
+        return self._starts[name]
+
+    def start_seeds(self, name: str) -> str:
+        """The option that names the seeds of a warm start; empty where all seeds share it."""
+        return f"--seeds {name.partition('/seeds-')[2]}" if "/" in name else ""
 
     def stream(self, testbed: str) -> str:
         """The option that lets long runs of a testbed log to MLflow while they train; empty for others."""
@@ -149,6 +167,16 @@ class Grid:
 def digest_file(cell: Cell) -> str:
     """The key file of a training job."""
     return f"{RESULTS}/{cell.folder.replace('runs/', 'digests/', 1)}.txt"
+
+
+def start_file(start: Start) -> str:
+    """The file that a warm start leaves last."""
+    return f"{RESULTS}/{start.folder}/start.json"
+
+
+def start_digest_file(start: Start) -> str:
+    """The key file of a warm start."""
+    return f"{RESULTS}/digests/{start.folder}.txt"
 
 
 def exact_table(name: str) -> str:

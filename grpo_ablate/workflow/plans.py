@@ -14,6 +14,7 @@ from typing import Any
 from grpo_ablate.analysis.figures import module_name
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.record_files import RECORD
+from grpo_ablate.runs.start_files import PARAMETERS
 from grpo_ablate.spec.cells import Cell
 from grpo_ablate.spec.exact_files import ExactExperiment
 from grpo_ablate.spec.resolve import Experiment
@@ -28,9 +29,11 @@ from grpo_ablate.workflow.grid import (
     exact_table,
     made,
     plan,
+    start_digest_file,
+    start_file,
 )
 from grpo_ablate.workflow.keys import first_line, settle
-from grpo_ablate.workflow.staleness import is_stale, trained, training_code
+from grpo_ablate.workflow.staleness import is_stale, start_code, start_trained, trained, training_code
 
 LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
@@ -60,7 +63,7 @@ def settle_all(grid: Grid) -> None:
     """
     if Path(RESULTS).exists() and not os.access(RESULTS, os.W_OK | os.X_OK):
         raise UserError(f"{RESULTS}: cannot be written: permission denied.")
-    steps = [*_training(grid), *_analysis(grid), *_exact(grid), *_smoke(grid)]
+    steps = [*_starts(grid), *_training(grid), *_analysis(grid), *_exact(grid), *_smoke(grid)]
     if not any(Path(".snakemake/metadata").glob("*")):
         _align(step for step in steps if step.recorded == step.key)
     for step in steps:
@@ -76,12 +79,20 @@ def _align(steps: Iterable[Step]) -> None:
                 os.utime(output, (now, now))
 
 
+def _starts(grid: Grid) -> Iterator[Step]:
+    for start in grid.starts:
+        found, outputs = start_trained(Path(RESULTS), start), [start_file(start)]
+        outputs.append(f"{RESULTS}/{start.folder}/{PARAMETERS}")
+        recorded = None if found is None else f"{found.code} {found.fault}".strip()
+        yield Step(start_digest_file(start), start_code(start), recorded, start_file(start), outputs)
+
+
 def _training(grid: Grid) -> Iterator[Step]:
     keep = {e.testbed.name for e in grid.experiments.values() if e.testbed.stale == "keep"}
     turns = _turns(grid)
     for cell in grid.cells:
         folder = Path(RESULTS, cell.folder)
-        code, found = training_code(cell), trained(folder, cell)
+        code, found = training_code(cell), trained(Path(RESULTS), cell)
         recorded = None if found is None else f"{found.code} {found.fault}".strip()
         if found and not found.fault and cell.testbed in keep:
             recorded = code
@@ -105,7 +116,7 @@ def _turns(grid: Grid) -> dict[Cell, str]:
 def _analysis(grid: Grid) -> Iterator[Step]:
     for name, experiment in grid.experiments.items():
         content, drawn = _content(experiment), grid.figures(name)  # refuses a kind that does not exist
-        rows = [[row.id, row.hash] for row in experiment.rows]
+        rows = [[row.id, row.hash] for row in experiment.trained_rows]
         log = {"testbed": experiment.testbed.name, "seeds": experiment.seeds, "rows": rows}
         yield _step("log", name, log | {"uri": grid.tracking_uri, "code": digest_of(LOG)}, [], _log_lost(grid))
         marked = [c.folder for c in grid.cells_of(name) if is_stale(c, Path(RESULTS))] if content["keeps"] else []

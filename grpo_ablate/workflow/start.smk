@@ -11,6 +11,7 @@ GRID = start(workflow, config)
 wildcard_constraints:
     hash="[0-9a-f]{8}",
     seeds=r"\d+-\d+",
+    start=r"[0-9a-f]{8}(/seeds-\d+-\d+)?",
     experiment="|".join(GRID.experiments),
     testbed="|".join(GRID.testbeds),
     exact="|".join(GRID.exact),

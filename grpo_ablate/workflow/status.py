@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.lock import is_held
 from grpo_ablate.runs.record_files import verify
-from grpo_ablate.spec.cells import Cell, row_cells
+from grpo_ablate.spec.cells import Cell, row_cells, tuning_cells
 from grpo_ablate.spec.resolve import Experiment
-from grpo_ablate.workflow.staleness import trained, training_code
+from grpo_ablate.workflow.staleness import OTHER_START, trained, training_code
 
 STATES = {
     "done": "trained by today's code",
-    "stale": "trained by other code",
+    "stale": "trained by other code, or from another warm start",
     "running": "being trained",
     "failed": "started and did not finish, or its record is broken",
     "missing": "not trained yet",
@@ -38,17 +38,24 @@ class CellStatus:
 
 
 def status(experiments: Sequence[Experiment], results: Path) -> list[CellStatus]:
-    """Return the state of every cell of every row, in the order of the files."""
+    """Return the state of every cell of every row and control, in the order of the files."""
     known: dict[Cell, tuple[str, str]] = {}
     found = []
     for experiment in experiments:
-        for row in experiment.rows:
-            for cell in row_cells(experiment, row):
-                if cell not in known:
-                    known[cell] = _state(cell, experiment, results)
-                seeds = f"{cell.first_seed}-{cell.last_seed}"
-                found.append(CellStatus(experiment.name, row.id, cell.testbed, seeds, cell.folder, *known[cell]))
+        for row, cell in _trained(experiment):
+            if cell not in known:
+                known[cell] = _state(cell, experiment, results)
+            seeds = f"{cell.first_seed}-{cell.last_seed}"
+            found.append(CellStatus(experiment.name, row, cell.testbed, seeds, cell.folder, *known[cell]))
     return found
+
+
+def _trained(experiment: Experiment) -> Iterator[tuple[str, Cell]]:
+    """Every cell of an experiment with the row, control, or row at a learning rate that it belongs to."""
+    for row in experiment.trained_rows:
+        yield from ((row.id, cell) for cell in row_cells(experiment, row))
+    for rows in experiment.tuned.values():
+        yield from ((f"{row.id} (tuning)", cell) for row in rows for cell in tuning_cells(experiment, row))
 
 
 def as_json(cells: Sequence[CellStatus]) -> str:
@@ -90,7 +97,7 @@ def _state(cell: Cell, experiment: Experiment, results: Path) -> tuple[str, str]
     if is_held(results / cell.folder.replace("runs/", "scratch/", 1)):
         return "running", ""
     try:
-        found = trained(folder, cell)
+        found = trained(results, cell)
         if found and not found.fault:
             verify(folder)
     except UserError as error:
@@ -101,7 +108,8 @@ def _state(cell: Cell, experiment: Experiment, results: Path) -> tuple[str, str]
     if found.fault:
         return "failed", found.fault
     if found.code != training_code(cell):
-        return "stale", "kept" if experiment.testbed.stale == "keep" else "will be trained again"
+        kept = "kept" if experiment.testbed.stale == "keep" else "will be trained again"
+        return "stale", f"{OTHER_START}, {kept}" if found.code.endswith(OTHER_START) else kept
     return "done", "" if found.ending == "finished" else found.ending
 
 

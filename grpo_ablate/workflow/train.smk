@@ -2,6 +2,12 @@
 rule train:
     input:
         "results/digests/{testbed}/{hash}/seeds-{seeds}.txt",
+        # Its date means nothing: the key says whose code it is, the record which start it began from.
+        ancient(
+            lambda wildcards: GRID.start(
+                wildcards.testbed, wildcards.hash, wildcards.seeds
+            )
+        ),
     output:
         multiext(
             "results/runs/{testbed}/{hash}/seeds-{seeds}/",

@@ -202,14 +202,14 @@ def test_the_sampler_lags_the_trainer_by_the_staleness(staleness):
     laws, seen = [], []
     while not loop.finished:
         laws.append(loop.policy.logits.detach().clone())
-        loop.advance(seen.append)
+        loop.advance(lambda round: seen.append((round, loop.says(round.batch).logprobs)))
     assert loop.round == 8 and loop.spent.tolist() == [spec.budget.rollouts]
-    for k, observed in enumerate(seen):
+    for k, (observed, logprobs) in enumerate(seen):
         sampler = laws[max(0, k - staleness)].masked_fill(~loop.task.valid, -math.inf).log_softmax(-1)
         prompts, tokens = observed.batch.prompts[0], observed.batch.tokens[0, :, :, 0]
         expected = sampler[0][prompts].gather(1, tokens)
         torch.testing.assert_close(observed.batch.old_logprobs[0, :, :, 0], expected, rtol=0, atol=1e-15)
-        unchanged = torch.equal(observed.policy.logprobs, observed.batch.old_logprobs)
+        unchanged = torch.equal(logprobs, observed.batch.old_logprobs)
         assert unchanged == (staleness == 0 or k == 0)
 
 

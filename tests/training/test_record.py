@@ -79,7 +79,7 @@ def test_every_metric_of_a_record_is_published_with_its_meaning(tmp_path):
     spec = demanding("resample", evaluation={"samples": 4}, kl={"beta": 0.1, "estimator": "exact"})
     train(spec, SEEDS, tmp_path / "run", tmp_path / "scratch", testbed="bench")
     names = read_record(tmp_path / "run").metrics.column_names[5:]
-    known = set(METRICS) | {f"eval/pass_at_{k}" for k in (2, 4)}
+    known = set(METRICS) | {f"eval/pass_at_{k}" for k in (1, 2, 4)}
     assert set(names) <= known
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_record_is_refused_by_the_name_of_its_file(trained, name, harm
         content = file.read_bytes()
         file.write_bytes(content[: len(content) // 2] if harm == "cut" else content[:-9] + b"9" + content[-8:])
     for read in (read_record, verify):
-        with pytest.raises(UserError, match=rf"{name}: .*; remove .*/run to train the run again\.$"):
+        with pytest.raises(UserError, match=rf"{name}: .*; remove .*/run to train it again\.$"):
             read(trained[1] / "run")
     if name in ("run.json", "samples.jsonl"):
         with pytest.raises(UserError, match=name):
@@ -169,7 +169,7 @@ def test_json_that_is_no_record_is_one_sentence_with_its_file_its_key_and_what_t
             read_record(trained[1] / "run")
         sentence = str(caught.value)
         assert words in sentence and (name in sentence)
-        assert sentence.endswith(f"; remove {path.parent} to train the run again.") and "\n" not in sentence
+        assert sentence.endswith(f"; remove {path.parent} to train it again.") and "\n" not in sentence
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_line_that_is_no_sample_is_named(trained, line, words):
     run = json.loads((folder / "run.json").read_text())
     run["checksums"]["samples.jsonl"] = hashlib.sha256((folder / "samples.jsonl").read_bytes()).hexdigest()
     (folder / "run.json").write_text(json.dumps(run))
-    with pytest.raises(UserError, match=rf"samples\.jsonl: {words}.*; remove .* to train the run again"):
+    with pytest.raises(UserError, match=rf"samples\.jsonl: {words}.*; remove .* to train it again"):
         read_samples(folder)
 
 
