@@ -269,7 +269,6 @@ def _table(writer: _Writer, node: Node) -> str:
         elif name == "cell":
             span = child.get("colspan", 1)
             text = writer.write(child["body"]).strip()
-            text = f"{{{text}}}" if text.startswith("[") else text
             if span > 1:
                 side = _ALIGNED.get(str(child.get("align", "left")), "l")
                 text = f"\\multicolumn{{{span}}}{{{side}}}{{{text}}}"
