@@ -21,7 +21,8 @@ def exhibit(
 
     A row holds ``seed``, ``round``, what the task says of prompt and response, ``tokens`` (their texts),
     ``reward`` (raw; None where missing), ``advantages`` (per token), and where the task scores steps ``steps``
-    (pairs of 0-based last token and score). Four responses of a prompt come before the next prompt, so that they compare.
+    (pairs of 0-based last token and score). Four responses of a prompt come before the next prompt, so that they
+    compare.
     """
     return [
         {"seed": seed, "round": round, **_row(batch, prepared, task, member, group, sample)}

@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_ablate.rng import Keys, Purpose
 
 BATCH = 2048  # rows of numbers at a time: what they need stays in the processor's cache
-MOST_BATCHES = 32  # of proposals, each several times the number wanted: then the pool has no more to give
+FEWEST_NEW = 10  # prompts that such a batch of proposals must bring: else the pools have hardly more to give
 
 
 class Pool(Enum):
@@ -53,14 +53,15 @@ def distinct(texts: Callable[[Tensor], list[str]], wanted: dict[Pool, int]) -> d
     gives what it has: the caller says which setting asks too much.
     """
     found: dict[Pool, dict[str, int]] = {pool: {} for pool in wanted}
-    size = 64 + 3 * max(wanted.values())
-    for batch in range(MOST_BATCHES):
-        missing = {pool for pool, count in wanted.items() if len(found[pool]) < count}
-        if not missing:
-            break
-        rows = torch.arange(batch * size, (batch + 1) * size)
+    missing, first, new = {pool for pool in wanted if wanted[pool] > 0}, 0, FEWEST_NEW
+    while missing and new >= FEWEST_NEW:
+        before = sum(map(len, found.values()))
+        rows = torch.arange(first, first + BATCH)
         for row, text in zip(rows.tolist(), texts(rows), strict=True):
             pool = pool_of(text)
             if pool in missing:
                 found[pool].setdefault(text, row)
+        new = sum(map(len, found.values())) - before
+        missing = {pool for pool in missing if len(found[pool]) < wanted[pool]}
+        first += BATCH
     return {pool: torch.tensor(list(found[pool].values())[:count]).long() for pool, count in wanted.items()}
