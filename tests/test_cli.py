@@ -111,7 +111,7 @@ def test_a_wrong_experiment_is_refused_in_one_sentence(
             ["published", "experiments/selection.yaml", "--random-key", "-1"],
             "--random-key -1: expected 0 to 65535.",
         ),
-        (["log", "experiments/case.yaml"], "none of its 1 seed blocks has a record in results; train it first."),
+        (["log", "experiments/case.yaml"], "none of its 3 seed blocks has a record in results; train it first."),
         (["explain", "none.json"], "none.json"),
         (["explain", "none.json", "--preset", "trl"], "no preset 'trl'; did you mean 'trl-1.16'?"),
         (["collect", "experiments/case.yaml"], "runs/selection"),
@@ -203,7 +203,8 @@ def test_train_writes_a_record_and_plan_then_counts_it_done(
     assert run(capsys, "train", "experiments/case.yaml:a")[0] == 0
     _, out, _ = run(capsys, "plan", "--json")
     found = json.loads(out)[0]
-    assert (found["jobs"], found["jobs_to_run"]) == (1, 0)
+    assert (found["rows"][0]["jobs"], found["rows"][0]["jobs_done"]) == (1, 1)
+    assert (found["jobs"], found["jobs_to_run"]) == (3, 2)  # and the two controls
     _, out, _ = run(capsys, "samples", "experiments/case.yaml:a")
     assert "La biblioteca" in out or "train" in out
 
