@@ -2,10 +2,11 @@
 
 All claims of a file are one Holm family. ``better`` and ``worse`` mean a higher and a lower metric and rest on the
 paired t test; ``equivalent`` and ``ratio`` on two one-sided t tests against the margin, or, where the estimate
-lies outside, on the test that the truth does too. A difference that is not established is "equivalent" only by
-two one-sided tests at alpha / m against the margin; otherwise the verdict is "inconclusive", with the smallest
-effect that would have been seen. ``exact`` is no matter of chance: bit-identical parameters, or histories of the
-metrics that agree within the margin.
+lies outside, on the test that the truth does too. Where the file states a margin within which differences do not
+matter, a difference is "equivalent" if two one-sided tests at alpha / m put it there, however surely it is not 0.
+What is neither established nor equivalent is "inconclusive", with the smallest effect that would have been seen.
+``exact`` is no matter of chance: bit-identical parameters, or histories of the metrics that agree within the
+margin.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from grpo_ablate.analysis import statistics
 from grpo_ablate.analysis.comparison import NAN, ClaimResult, Difference, Tests, Verdict
 from grpo_ablate.analysis.sign_flip_bound import seeds_needed
 from grpo_ablate.analysis.statistics import Numbers
-from grpo_ablate.analysis.words import interval, number, p_value
+from grpo_ablate.analysis.words import estimate, number, p_value
 
 if TYPE_CHECKING:
     from grpo_ablate.analysis.scores import Scores
@@ -161,20 +162,21 @@ def _decide(found: _Measured, p: float, family: int) -> tuple[Verdict, str]:
             return "inconclusive", "the ratio does not exist: its denominator is 0"
         if established:
             return ("supported", "within the margin") if found.inside else ("contradicted", "beyond the margin")
-    elif established:
-        right = (d.mean > 0) == (kind == "better")
-        return ("supported" if right else "contradicted"), "higher" if d.mean > 0 else "lower"
-    elif found.margin > 0 and statistics.equivalence(d.values, found.margin) <= ALPHA / family:
-        return "equivalent", f"within ±{number(found.margin)}"
+    else:
+        direction = "higher" if d.mean > 0 else "lower"
+        if found.margin > 0 and statistics.equivalence(d.values, found.margin) <= ALPHA / family:
+            return "equivalent", f"{f'{direction}, but ' if established else ''}within ±{number(found.margin)}"
+        if established:
+            return ("supported" if (d.mean > 0) == (kind == "better") else "contradicted"), direction
     return "inconclusive", f"an effect of {number(d.detectable)} would have been seen"
 
 
 def _evidence(found: _Measured, p: float, tests: Tests) -> str:
     d = found.difference
     if found.claim.test.kind == "ratio":
-        measured = f"ratio {number(found.ratio.ratio)} {interval(found.ratio.low, found.ratio.high)}"
+        measured = f"ratio {estimate(found.ratio.ratio, found.ratio.low, found.ratio.high)}"
     else:
-        measured = f"{number(d.mean, signed=True)} {interval(d.low, d.high)}"
+        measured = estimate(d.mean, d.low, d.high, signed=True)
     beside = f", sign flip {p_value(tests.sign_flip_holm)}" if found.claim.test.kind in ("better", "worse") else ""
     return f"{measured}, p {p_value(p)}{beside}"
 

@@ -6,6 +6,7 @@ claims are judged. Nothing here reads a file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -160,13 +161,15 @@ def _words(
         return "bit-identical to the baseline"
     if len(gap.values) < 2:
         return "inconclusive: fewer than two pairs"
-    claimed = p == p
-    if p <= ALPHA if claimed else gap.low > 0 or gap.high < 0:
-        return "higher" if gap.mean > 0 else "lower"
-    margin = experiment.margin
+    if gap.ties == len(gap.values):
+        return "equal scores on every seed"
+    claimed, margin, direction = not math.isnan(p), experiment.margin, "higher" if gap.mean > 0 else "lower"
+    established = p <= ALPHA if claimed else gap.low > 0 or gap.high < 0
     level = ALPHA / max(1, len(experiment.claims)) if claimed else ALPHA
     if margin and equivalence(gap.values, margin) <= level:
-        return f"equivalent within ±{number(margin)}"
+        return f"{f'{direction}, but ' if established else ''}equivalent within ±{number(margin)}"
+    if established:
+        return direction
     return f"inconclusive: {number(gap.detectable)} would have been seen"
 
 

@@ -11,23 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_ablate.analysis.alarms import above, alarms
-from grpo_ablate.analysis.comparison import VERDICTS, ClaimResult, Comparison, RowResult, as_json
+from grpo_ablate.analysis.comparison import FILES, VERDICTS, ClaimResult, Comparison, RowResult, as_json
 from grpo_ablate.analysis.tables import DIALECTS, STALE, Table, decimals, number
-from grpo_ablate.analysis.words import interval, p_value
+from grpo_ablate.analysis.words import estimate, interval, p_value
 from grpo_ablate.analysis.words import number as word
 from grpo_ablate.analysis.writing import write_whole
 
 if TYPE_CHECKING:
     from grpo_ablate.spec.resolve import Experiment
 
-FILES = (
-    *(f"-{part}.{ending}" for part in ("comparison", "claims") for ending in ("csv", "md", "tex", "typ")),
-    "-comparison.json",
-)
-
 
 def write_comparison(experiment: Experiment, comparison: Comparison, folder: Path) -> list[Path]:
-    """Write ``<experiment>-comparison.*``, ``<experiment>-claims.*`` (`FILES`); return the paths.
+    """Write ``<experiment>-comparison.*``, ``<experiment>-claims.*`` (`comparison.FILES`); return the paths.
 
     Raises:
         UserError: a file cannot be written.
@@ -95,18 +90,18 @@ def claims_table(comparison: Comparison) -> Table:
 def tested(claim: ClaimResult) -> str:
     """Say what a claim asks of the runs."""
     sign = {"better": ">", "worse": "<", "equivalent": "≈", "exact": "=", "ratio": "/"}[claim.kind]
-    value = f" ≈ {word(claim.value)}" if claim.kind == "ratio" else ""
-    margin = f" ± {word(claim.margin)}" if claim.margin > 0 and claim.kind not in ("better", "worse") else ""
+    value = f" ≈ {claim.value:g}" if claim.kind == "ratio" else ""
+    margin = f" ± {claim.margin:g}" if claim.margin > 0 and claim.kind not in ("better", "worse") else ""
     return f"{claim.row} {sign} {claim.than}{value}{margin}, {claim.metric}"
 
 
 def measured(claim: ClaimResult) -> str:
     """Return a claim's estimate with its interval, or what an exact one found."""
     if claim.kind == "ratio" and not math.isnan(claim.ratio):
-        return f"{word(claim.ratio)} {interval(claim.ratio_low, claim.ratio_high)}"
+        return estimate(claim.ratio, claim.ratio_low, claim.ratio_high)
     if claim.difference is None:
         return claim.words
-    return f"{word(claim.difference.mean, signed=True)} {interval(claim.difference.low, claim.difference.high)}"
+    return estimate(claim.difference.mean, claim.difference.low, claim.difference.high, signed=True)
 
 
 def verdict(claim: ClaimResult) -> str:
@@ -136,8 +131,8 @@ def _row_notes(comparison: Comparison, results: Sequence[RowResult]) -> list[str
     if comparison.noise_floor is not None:
         floor = comparison.noise_floor
         notes.append(
-            f"Noise floor, the baseline again under other random numbers: {word(floor.mean, signed=True)} "
-            f"{interval(floor.low, floor.high)}."
+            "Noise floor, the baseline again under other random numbers: "
+            f"{estimate(floor.mean, floor.low, floor.high, signed=True)}."
         )
     if any(row.failed for row in results):
         notes.append(f"Failed runs (diverged or collapsed) score {word(comparison.floor)}, the lowest value seen.")
@@ -179,12 +174,16 @@ def _or_blank(row: RowResult, show: Any) -> str:
 
 
 def _signed(value: float, digits: int) -> str:
+    if value and abs(value) < 0.5 * 10**-digits:  # not 0, though it would be printed as 0
+        return word(value, signed=True)
     text = number(value, digits)
     return f"+{text}" if value > 0 and not math.isinf(value) else text
 
 
 def _interval(low: float, high: float, digits: int) -> str:
-    return interval(low, high) if math.isnan(low) else f"[{number(low, digits)}, {number(high, digits)}]"
+    if math.isnan(low) or 0 < max(abs(low), abs(high)) < 0.5 * 10**-digits:
+        return interval(low, high)
+    return f"[{number(low, digits)}, {number(high, digits)}]"
 
 
 def _row_lines(comparison: Comparison) -> list[dict[str, Any]]:

@@ -122,7 +122,7 @@ def _spent(comparison: Comparison) -> list[str]:
     ]
     return [
         "",
-        *grid((f"spent a seed (held: {comparison.held})", "rollouts", "tokens", "updates", "seconds"), rows),
+        *grid((f"spent per seed (held: {comparison.held})", "rollouts", "tokens", "updates", "seconds"), rows),
     ]
 
 

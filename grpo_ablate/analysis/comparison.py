@@ -17,6 +17,11 @@ from typing import Any, Literal
 from grpo_ablate.errors import UserError
 
 NAN = float("nan")
+# What `compare` writes of an experiment, after its name.
+FILES = (
+    *(f"-{part}.{ending}" for part in ("comparison", "claims") for ending in ("csv", "md", "tex", "typ")),
+    "-comparison.json",
+)
 Verdict = Literal["supported", "contradicted", "equivalent", "inconclusive"]
 VERDICTS: dict[Verdict, str] = {
     "supported": "supported",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from grpo_ablate.analysis.claims import difference
 from grpo_ablate.analysis.comparison import NAN, ControlResult, Difference
 from grpo_ablate.analysis.statistics import mean_of, one_sided
-from grpo_ablate.analysis.words import interval, number, p_value
+from grpo_ablate.analysis.words import estimate, p_value
 
 if TYPE_CHECKING:
     from grpo_ablate.analysis.scores import Scores
@@ -43,7 +43,7 @@ def _same_row_twice(experiment: Experiment, row: Row, scores: Scores) -> tuple[C
     if len(own) < 2:
         return ControlResult(row.id, row.label, None, "one seed tells nothing of chance", NAN, LEVEL), gap
     p = mean_of(own - other).p
-    words = f"differs by {number(gap.mean, signed=True)} {interval(gap.low, gap.high)}, p {p_value(p)}"
+    words = f"differs by {estimate(gap.mean, gap.low, gap.high, signed=True)}, p {p_value(p)}"
     return ControlResult(row.id, row.label, p >= LEVEL, words, p, LEVEL), gap
 
 
@@ -55,7 +55,7 @@ def _random_reward(experiment: Experiment, row: Row, scores: Scores) -> ControlR
         return ControlResult(row.id, row.label, None, "no gain could be measured on two seeds", NAN, LEVEL)
     p, found = one_sided(gain), mean_of(gain)
     words = (
-        f"{number(found.mean, signed=True)} {interval(found.low, found.high)} over the untrained policy, "
+        f"{estimate(found.mean, found.low, found.high, signed=True)} over the untrained policy, "
         f"p of an improvement {p_value(p)}"
     )
     return ControlResult(row.id, row.label, p >= LEVEL, words, p, LEVEL)

@@ -96,7 +96,8 @@ def fit(table: Numbers, contrasts: Numbers) -> list[tuple[float, float, float]]:
     """Return the contrasts' estimates and intervals; ``table`` [seeds, cells], ``contrasts`` [effects, cells].
 
     The seeds' own means are taken out beforehand, and their degrees of freedom with them: the fit with one dummy
-    a seed (Frisch and Waugh 1933) at a fraction of its size.
+    a seed (Frisch and Waugh 1933) at a fraction of its size. A parameter is a cell's distance from the last cell,
+    which loses nothing, since the weights of a contrast sum to 0.
     """
     import statsmodels.api as sm
 
@@ -105,10 +106,10 @@ def fit(table: Numbers, contrasts: Numbers) -> list[tuple[float, float, float]]:
     if seeds < 2:
         return [(float(estimate), float("nan"), float("nan")) for estimate in estimates]
     within = (table - table.mean(axis=1, keepdims=True)).ravel()
-    design = np.tile(np.eye(cells) - 1 / cells, (seeds, 1))
+    design = np.tile((np.eye(cells) - 1 / cells)[:, :-1], (seeds, 1))
     model = sm.OLS(within, design)
     model.df_resid = (seeds - 1) * (cells - 1)
-    intervals = model.fit().t_test(contrasts).conf_int(alpha=1 - LEVEL)
+    intervals = model.fit().t_test(contrasts[:, :-1]).conf_int(alpha=1 - LEVEL)
     return [
         (float(estimate), float(low), float(high))
         for estimate, (low, high) in zip(estimates, intervals, strict=True)

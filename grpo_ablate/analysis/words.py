@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 from grpo_ablate.analysis.tables import DASH, MINUS
+from grpo_ablate.analysis.tables import number as fixed
+
+MOST_DIGITS = 8
 
 
 def number(value: float, *, signed: bool = False) -> str:
@@ -33,6 +36,20 @@ def interval(low: float, high: float) -> str:
     ('[0.25, 0.75]', True)
     """
     return DASH if math.isnan(low) or math.isnan(high) else f"[{number(low)}, {number(high)}]"
+
+
+def estimate(value: float, low: float, high: float, *, signed: bool = False) -> str:
+    """Return a number with its interval, both to the decimals that show the interval's half width in two digits.
+
+    >>> estimate(1.06423, 1.0611, 1.0673), estimate(0.5, 0.5, 0.5, signed=True)
+    ('1.0642 [1.0611, 1.0673]', '+0.5 [0.5, 0.5]')
+    """
+    half = (high - low) / 2
+    digits = 1 - math.floor(math.log10(half)) if 0 < half < math.inf else MOST_DIGITS + 1
+    if not 0 <= digits <= MOST_DIGITS:
+        return f"{number(value, signed=signed)} {interval(low, high)}"
+    sign = "+" if signed and value > 0 else ""
+    return f"{sign}{fixed(value, digits)} [{fixed(low, digits)}, {fixed(high, digits)}]"
 
 
 def p_value(p: float) -> str:

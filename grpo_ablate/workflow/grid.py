@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from grpo_ablate.analysis.comparison import FILES as COMPARISON
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
@@ -20,9 +21,10 @@ from grpo_ablate.workflow.guard import guard
 RESULTS = "results"
 DEMANDED = ("metrics.parquet", "run.json")  # a record without any other file is found at parse time
 TABLES = ("-runs.parquet", "-runs.csv", ".csv", ".md", ".tex", ".typ")
+CONTROLS = tuple(f"{RESULTS}/tables/controls{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 PAPER = (f"{RESULTS}/paper/numbers.json", "paper/paper.pdf")
 PROPOSITIONS = tuple(f"{RESULTS}/tables/propositions{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
-TARGETS = ("all", "grid", "quick", "smoke", "paper", "train", "log", "collect", "exact")
+TARGETS = ("all", "grid", "quick", "smoke", "paper", "train", "log", "collect", "compare", "controls", "exact")
 OPTIONS = {"source": "records", "tracking_uri": None}
 
 # With one of these Snakemake looks or tidies, and runs no job.
@@ -124,8 +126,8 @@ class Grid:
             for name in names
             for path in (
                 *(f"{RESULTS}/{cell.folder}/{file}" for cell in self.cells_of(name) for file in DEMANDED),
-                *(f"{RESULTS}/tables/{name}{suffix}" for suffix in TABLES),
-                *(made(step, name) for step in ("log", "collect", "draw")),
+                *(f"{RESULTS}/tables/{name}{suffix}" for suffix in (*TABLES, *COMPARISON)),
+                *(made(step, name) for step in ("log", "collect", "compare", "draw")),
                 *self.figures(name),
             )
         ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_ablate.analysis.figures import module_name
+from grpo_ablate.analysis.notes import notes
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.record_files import RECORD
 from grpo_ablate.runs.start_files import PARAMETERS
@@ -20,6 +21,8 @@ from grpo_ablate.spec.exact_files import ExactExperiment
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.digest import TRAINING, digest_of
 from grpo_ablate.workflow.grid import (
+    COMPARISON,
+    CONTROLS,
     PAPER,
     PROPOSITIONS,
     RESULTS,
@@ -37,6 +40,8 @@ from grpo_ablate.workflow.staleness import is_stale, start_code, start_trained, 
 
 LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
+COMPARE = ("grpo_ablate.analysis.compare_command.compared", "grpo_ablate.analysis.compare_tables.write_comparison")
+EXACT_CONTROLS = "grpo_ablate.analysis.exact_controls.write_exact_controls"
 DRAW = "grpo_ablate.analysis.figures.draw"  # which imports a module per kind by name
 EXACT_TABLE = "grpo_ablate.exact.tabulate.write_table"
 PROPOSITION_TABLE = "grpo_ablate.exact.propositions.table.write_propositions"
@@ -123,6 +128,9 @@ def _analysis(grid: Grid) -> Iterator[Step]:
         tables = {"source": grid.source, "other code": marked, "code": digest_of(COLLECT)}
         outputs = [f"{RESULTS}/tables/{name}{suffix}" for suffix in TABLES]
         yield _step("collect", name, content | tables, outputs)
+        judged = _judged(experiment) | {"code": digest_of(*COMPARE)}
+        outputs = [f"{RESULTS}/tables/{name}{suffix}" for suffix in COMPARISON]
+        yield _step("compare", name, content | judged, outputs)
         figures = {
             "figures": [[figure.kind, figure.options] for figure in experiment.figures],
             "question": experiment.question,
@@ -130,6 +138,7 @@ def _analysis(grid: Grid) -> Iterator[Step]:
             "code": _drawing(experiment),
         }
         yield _step("draw", name, content | figures, drawn)
+    yield _step("controls", "controls", {"code": digest_of(EXACT_CONTROLS)}, list(CONTROLS))
     sources = sorted(path for path in Path("paper").rglob("*") if path.is_file() and path.suffix != ".pdf")
     paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
     names = [*grid.experiments, *grid.exact]
@@ -201,6 +210,19 @@ def _content(experiment: Experiment) -> dict[str, Any]:
             }
             for row in experiment.rows
         ],
+        "controls": [row.hash for row in experiment.controls],
+        "at rates": [[row.id, row.hash] for rows in experiment.tuned.values() for row in rows],
+    }
+
+
+def _judged(experiment: Experiment) -> dict[str, Any]:
+    """What a comparison takes from an experiment's file beside the rows, and what was decided after a look."""
+    return {
+        "question": experiment.question,
+        "margin": experiment.margin,
+        "held": experiment.held,
+        "claims": [claim.model_dump(mode="json", exclude_unset=True) for claim in experiment.claims],
+        "notes": notes(experiment, Path(RESULTS)),
     }
 
 
