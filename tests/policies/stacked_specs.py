@@ -13,7 +13,16 @@ from grpo_ablate.algorithm.records import Batch
 from grpo_ablate.policies.protocol import Draw
 from grpo_ablate.policies.stacked.policy import Stacked
 from grpo_ablate.rng import Keys, Purpose
-from grpo_ablate.spec.schema import ArithmeticTask, Budget, Evaluation, Optimizer, Sampling, Spec, StackedPolicy, Update
+from grpo_ablate.spec.schema import (
+    ArithmeticTask,
+    Budget,
+    Evaluation,
+    Optimizer,
+    Sampling,
+    Spec,
+    StackedPolicy,
+    Update,
+)
 
 PROMPTS, SIZE, LIMIT = 5, 4, 7
 
@@ -23,7 +32,7 @@ def spec(rounds: int = 5, policy: dict[str, Any] | None = None, **sections: Any)
     sampling = {"prompts": PROMPTS, "group_size": SIZE, "max_tokens": LIMIT, **sections.pop("sampling", {})}
     settings = {
         "task": ArithmeticTask(name="arithmetic"),  # stands for the small task, which no spec can name
-        "policy": StackedPolicy(name="stacked", hidden=32, intermediate=48, **(policy or {})),
+        "policy": StackedPolicy(name="stacked", **{"hidden": 32, "intermediate": 48, **(policy or {})}),
         "evaluation": Evaluation(every=1000, samples=4),
         "update": Update(inner_passes=2, minibatches=2),
         "optimizer": Optimizer(name="adamw", learning_rate=3e-3, max_grad_norm=1.0),
@@ -38,7 +47,9 @@ def keys(*seeds: int) -> Keys:
     return Keys(torch.tensor(seeds))
 
 
-def make(settings: Spec, *seeds: int, task: Small | None = None, start: dict[str, Tensor] | None = None) -> Stacked:
+def make(
+    settings: Spec, *seeds: int, task: Small | None = None, start: dict[str, Tensor] | None = None
+) -> Stacked:
     """Return a policy from keyed random weights."""
     return Stacked(settings, task or Small(), keys(*seeds), start)
 

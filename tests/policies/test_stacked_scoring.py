@@ -43,7 +43,9 @@ def law(policy: Stacked, logits: Tensor, support: Tensor | None) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def by_hand(policy: Stacked, batch: Batch, member: int, model: LlamaForCausalLM, group: int, sample: int) -> Tensor:
+def by_hand(
+    policy: Stacked, batch: Batch, member: int, model: LlamaForCausalLM, group: int, sample: int
+) -> Tensor:
     """Return the law's log-probabilities [L, V] at every prefix of one response."""
     number = batch.prompts[member, group]
     prompt = policy.prompts[number][: policy.prompt_length[number]]
@@ -58,7 +60,9 @@ def expectation(logprobs: Tensor, values: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
-@pytest.mark.parametrize("policy_section", [{}, {"kv_heads": 1, "tied": True}, {"heads": 4, "kv_heads": 2, "layers": 1}])
+@pytest.mark.parametrize(
+    "policy_section", [{}, {"kv_heads": 1, "tied": True}, {"heads": 4, "kv_heads": 2, "layers": 1}]
+)
 def test_scores_and_gradients_equal_transformers(sampling: dict, policy_section: dict) -> None:
     policy = make(spec(sampling=sampling, policy=policy_section), 3, 8)
     batch = drawn_batch(policy)

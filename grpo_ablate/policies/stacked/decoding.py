@@ -2,8 +2,9 @@
 
 A prompt is computed once for the G responses of its group, and responses that have ended are dropped from the
 batch. What one response's logits are must not depend on how many others are still alive, or one member's
-lengths would reach another's tokens: every width is fixed by the task and the settings, and at least
-``LEAST_ROWS`` rows a member stay, because batched products of fewer than four rows round differently.
+lengths would reach another's tokens: every width is fixed by the task and the settings, and the rows of a
+member are always a multiple of ``ROWS``, because batched products of fewer than four rows round differently, as
+do those by a matrix of fewer than 16 columns, row by row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from grpo_ablate.policies.stacked.network import Parameters, embed, folded, norm
 from grpo_ablate.policies.stacked.rotation import rotate_
 from grpo_ablate.spec.schema import Sampling
 
-LEAST_ROWS = 8
+ROWS = 8
+COLUMNS = 16
 KEPT_SHARE = 0.8  # the batch shrinks once fewer of its rows are alive: a smaller batch costs a copy of the cache
 
 
@@ -61,6 +63,7 @@ def decoder(flat: Tensor, architecture: Architecture, turns: Tensor) -> Decoder:
             )
         )
     head = parameters["norm"][..., None] * architecture.head(parameters)
+    head = functional.pad(head, (0, max(0, COLUMNS - architecture.vocabulary)))
     return Decoder(layers, parameters["embedding"], head, turns, architecture)
 
 
@@ -82,7 +85,9 @@ class Cache:
         return Cache([chosen(t) for t in self.keys], [chosen(t) for t in self.values])
 
 
-def _layer_end(values: Tensor, attended: Tensor, matrices: tuple[Tensor, Tensor, Tensor, Tensor], eps: float) -> Tensor:
+def _layer_end(
+    values: Tensor, attended: Tensor, matrices: tuple[Tensor, Tensor, Tensor, Tensor], eps: float
+) -> Tensor:
     _, out, gate_up, down = matrices
     values = torch.baddbmm(values, attended, out)
     raw, up = torch.bmm(normed(values, eps).value, gate_up).chunk(2, -1)
@@ -92,7 +97,7 @@ def _layer_end(values: Tensor, attended: Tensor, matrices: tuple[Tensor, Tensor,
 def prefill(model: Decoder, prompts: Tensor, length: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Return the logits [M, B, V] after each prompt and, per layer, keys and values [M, B, kv heads, P, D].
 
-    ``prompts`` int64 [M, B, P], padded on the right to ``length`` [M, B].
+    ``prompts`` int64 [M, B, P], padded on the right to ``length`` [M, B]; B is a multiple of ``ROWS``.
     """
     settings = model.architecture.settings
     members, count, width = prompts.shape
@@ -120,11 +125,8 @@ def prefill(model: Decoder, prompts: Tensor, length: Tensor) -> tuple[Tensor, li
 
 
 def _logits(model: Decoder, values: Tensor) -> Tensor:
-    """Return the logits [M, R, V]; at least four rows are multiplied, so that none is rounded differently."""
-    rows = values.shape[1]
-    if rows < LEAST_ROWS:
-        values = functional.pad(values, (0, 0, 0, LEAST_ROWS - rows))
-    return torch.bmm(normed(values, model.architecture.settings.rms_eps).value, model.head)[:, :rows]
+    logits = torch.bmm(normed(values, model.architecture.settings.rms_eps).value, model.head)
+    return logits[..., : model.architecture.vocabulary]
 
 
 def decode(model: Decoder, tokens: Tensor, position: Tensor, hidden: Tensor, cache: Cache, place: int) -> Tensor:
@@ -186,6 +188,10 @@ def draw(
     limit = law.max_tokens
     device = prompts.device
     slots = count * size
+    spare = -count % ROWS
+    prompts = functional.pad(prompts, (0, 0, 0, spare), value=pad)
+    length = functional.pad(length, (0, spare), value=1)
+    wanted = functional.pad(wanted, (0, spare))
     cuts = law.top_k != "off" or law.top_p < 1
     vocabulary = model.architecture.vocabulary
     # One slot more takes what is drawn for rows that have ended.
@@ -214,10 +220,9 @@ def draw(
         return found
 
     logits, of_prompts = prefill(model, prompts, length)
-    everyone = torch.arange(slots, device=device)
-    slot = torch.where(wanted.repeat_interleave(size, 1), everyone, slots)
+    rows = torch.arange((count + spare) * size, device=device).expand(members, -1)
+    slot = torch.where(wanted.repeat_interleave(size, 1), rows, slots)
     fed = pick(logits.repeat_interleave(size, 1), slot, 0)
-    rows = everyone.expand(members, slots)
     position = length.repeat_interleave(size, 1)
     place = torch.arange(width + limit, device=device)
     hidden = torch.where((place >= position[..., None]) & (place < width), -torch.inf, 0.0)
@@ -229,7 +234,7 @@ def draw(
         if most == 0:
             break
         room = slot.shape[1]
-        target = min(room, max(LEAST_ROWS, -(-most // 8) * 8))
+        target = -(-most // ROWS) * ROWS
         if cache is None or target < KEPT_SHARE * room:
             kept = (~alive).to(torch.uint8).argsort(dim=1, stable=True)[:, :target]
             slot, fed, rows = slot.gather(1, kept), fed.gather(1, kept), rows.gather(1, kept)

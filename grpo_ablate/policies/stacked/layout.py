@@ -35,7 +35,12 @@ class Layout:
 
 
 def layout(
-    prompts: Tensor, prompt_length: Tensor, tokens: Tensor, scored: Tensor, architecture: Architecture, turns: Tensor
+    prompts: Tensor,
+    prompt_length: Tensor,
+    tokens: Tensor,
+    scored: Tensor,
+    architecture: Architecture,
+    turns: Tensor,
 ) -> Layout:
     """Return the layout of responses ``tokens`` int64 [C, B, G, T], ``scored`` bool, a prefix of each.
 
@@ -68,7 +73,9 @@ def layout(
     nothing = chunk * total
     member = torch.arange(chunk, device=device)[:, None]
     row = torch.where(predicting, rank + member * total, nothing)
-    row_behind = torch.where(earlier.flatten(1), behind + member * total + queries, nothing).unflatten(1, earlier.shape[1:])
+    row_behind = torch.where(earlier.flatten(1), behind + member * total + queries, nothing).unflatten(
+        1, earlier.shape[1:]
+    )
     row_prompt = torch.where(last & used[..., None], row[:, :groups, None], row_behind)  # [C, B, P]
     row_response = row[:, groups:].unflatten(1, (groups, size, steps))  # [C, B, G, S]
 
@@ -100,7 +107,9 @@ def layout(
             index(response_rows, key_response + shared, everything),
         ]
     )
-    spread_out = torch.cat([index(prompt_query, prompt_heads, heads), index(response_query, response_heads, heads)])
+    spread_out = torch.cat(
+        [index(prompt_query, prompt_heads, heads), index(response_query, response_heads, heads)]
+    )
     collect = torch.full(((nothing + 1) * everything,), len(spread), dtype=torch.int64, device=device)
     collect[spread] = torch.arange(len(spread), device=device)
 

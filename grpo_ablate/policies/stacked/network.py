@@ -85,7 +85,12 @@ def forward(parameters: Parameters, architecture: Architecture, layout: Layout) 
     for layer in range(architecture.settings.layers):
         name = f"layers.{layer}"
         before = normed(values, eps)
-        heads = _heads(before.value, folded(parameters, f"{name}.attention_norm", f"{name}.attention_in"), layout, architecture)
+        heads = _heads(
+            before.value,
+            folded(parameters, f"{name}.attention_norm", f"{name}.attention_in"),
+            layout,
+            architecture,
+        )
         attended, of_prompts, of_responses = _attend(heads, layout, architecture)
         attended = attended.view(chunk, total, -1)
         values = torch.baddbmm(values, attended, parameters[f"{name}.attention_out"])

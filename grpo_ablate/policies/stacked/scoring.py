@@ -66,7 +66,9 @@ class _Score(torch.autograd.Function):
     """Parameters [C, P] to log-probabilities, entropies and KL of the scored tokens."""
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, architecture: Architecture, layout: Layout, law: Law) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, flat: Tensor, architecture: Architecture, layout: Layout, law: Law
+    ) -> tuple[Tensor, ...]:
         parameters = architecture.views(flat)
         logits, tape = network.forward(parameters, architecture, layout)
         logprobs = law_logprobs(logits, law)

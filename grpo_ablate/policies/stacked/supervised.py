@@ -25,6 +25,8 @@ def answer_loss(
     where = (prompt_length[..., None] + step).clamp(max=limit - 1)
     answers = tokens.gather(-1, where)[:, :, None]
     scored = (step < answer)[:, :, None]
-    place = layout(tokens, prompt_length, answers, scored, architecture, rotations(architecture, limit, tokens.device))
+    place = layout(
+        tokens, prompt_length, answers, scored, architecture, rotations(architecture, limit, tokens.device)
+    )
     logprobs, _, _ = score(flat, architecture, place, Law())
     return -logprobs.sum((1, 2, 3)) / scored.sum((1, 2, 3))
