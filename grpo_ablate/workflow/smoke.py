@@ -1,21 +1,26 @@
-"""A reduced grid in one process: two rows, two seeds, two rounds of every experiment of a testbed.
+"""A reduced grid in one process: two rows and the controls, two seeds, two rounds of a testbed's experiments.
 
-Trained, tabulated and drawn by the same functions as the real one, in a results folder of its own.
+Trained, tabulated, compared and drawn by the same functions as the real one, in a results folder of its own.
+A language model starts from a warm start of a few steps and is measured on a few held-out prompts.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.identity import from_canonical, spec_hash
 from grpo_ablate.spec.identity import replace as replace_switches
 from grpo_ablate.spec.resolve import Experiment, Row, load_experiments
-from grpo_ablate.spec.schema import Spec
+from grpo_ablate.spec.schema import Spec, StackedPolicy
+from grpo_ablate.spec.warmstart import starts, starts_warm
 
 ROUNDS = SEEDS = 2
+# Of a language model's task and warm start.
+TRAIN_PROMPTS, HELD_OUT, STEPS, DEMONSTRATIONS = 64, 16, 20, 256
 
 
 def reduced(experiment: Experiment) -> Experiment:
@@ -33,10 +38,19 @@ def reduced(experiment: Experiment) -> Experiment:
 
     others = sorted((row for row in experiment.rows if row.hash != baseline.hash), key=distance)
     kept = (baseline, *others[:1])
+    ids = {row.id for row in kept}
     named = {level for row in kept for level in row.id.split("--")}
+    rollouts = ROUNDS * max(row.spec.rollouts_per_round for row in kept)  # rows are compared at equal cost
     return replace(
         experiment,
-        rows=tuple(_shortened(row) for row in kept),
+        rows=tuple(_shortened(row, rollouts) for row in kept),
+        controls=tuple(_shortened(row, rollouts) for row in experiment.controls),
+        tuned={
+            id: tuple(_shortened(row, rollouts) for row in rows)
+            for id, rows in experiment.tuned.items()
+            if id in ids
+        },
+        claims=tuple(claim for claim in experiment.claims if {claim.test.row, claim.test.than} <= ids),
         testbed=replace(experiment.testbed, seeds_per_job=SEEDS),
         seeds=min(SEEDS, experiment.seeds),
         figures=tuple(figure for figure in experiment.figures if figure.kind != "published"),
@@ -46,7 +60,7 @@ def reduced(experiment: Experiment) -> Experiment:
 
 
 def smoke(testbed: str, results: Path) -> None:
-    """Train, tabulate and draw the reduced experiments of a testbed below ``results``.
+    """Train, tabulate, compare and draw the reduced experiments of a testbed below ``results``.
 
     Raises:
         UserError: no experiment uses the testbed.
@@ -57,23 +71,36 @@ def smoke(testbed: str, results: Path) -> None:
         known = {e.testbed.name for e in everything}
         raise UserError(f"no experiment uses a testbed '{testbed}'; {nearest(testbed, known)}")
     from grpo_ablate.analysis.collect import collect
+    from grpo_ablate.analysis.compare_command import compared
+    from grpo_ablate.analysis.compare_tables import write_comparison
     from grpo_ablate.analysis.figures import draw
     from grpo_ablate.runs.train import train
+    from grpo_ablate.runs.warmstart import load_start, train_start
 
+    for start in starts(cells(experiments)):
+        train_start(start, results)
     for cell in cells(experiments):
         scratch = results / cell.folder.replace("runs/", "scratch/", 1)
-        seeds = range(cell.first_seed, cell.last_seed + 1)
-        train(from_canonical(cell.spec_json), seeds, results / cell.folder, scratch, testbed=testbed)
+        seeds, spec = range(cell.first_seed, cell.last_seed + 1), from_canonical(cell.spec_json)
+        begin = load_start(results, spec, seeds, "grpo-ablate smoke")
+        train(spec, seeds, results / cell.folder, scratch, testbed=testbed, begin=begin)
     for experiment in experiments:
         collect(experiment, results, "records")
+        write_comparison(experiment, compared(experiment, results, "table"), results / "tables")
         draw(experiment, results)
 
 
-def _shortened(row: Row) -> Row:
-    effective = _two_rounds(row.effective)
-    return replace(row, spec=_two_rounds(row.spec), effective=effective, hash=spec_hash(effective))
+def _shortened(row: Row, rollouts: int) -> Row:
+    effective = _small(row.effective, rollouts)
+    return replace(row, spec=_small(row.spec, rollouts), effective=effective, hash=spec_hash(effective))
 
 
-def _two_rounds(spec: Spec) -> Spec:
-    rollouts = min(spec.budget.rollouts, ROUNDS * spec.rollouts_per_round)
-    return replace_switches(spec, {"budget": {"rollouts": rollouts}})
+def _small(spec: Spec, rollouts: int) -> Spec:
+    """Return a spec of a few rollouts, with a small task and a short warm start where it has them."""
+    changes: dict[str, dict[str, Any]] = {"budget": {"rollouts": min(spec.budget.rollouts, rollouts)}}
+    if spec.task.needs_tokens:
+        changes["task"] = {"train_prompts": TRAIN_PROMPTS, "held_out": HELD_OUT}
+    if isinstance(spec.policy, StackedPolicy) and starts_warm(spec):
+        few = {"steps": STEPS, "demonstrations": DEMONSTRATIONS}
+        changes["policy"] = {"warmstart": spec.policy.warmstart.model_copy(update=few)}
+    return replace_switches(spec, changes)
