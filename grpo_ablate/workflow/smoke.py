@@ -1,7 +1,7 @@
 """A reduced grid in one process: two rows and the controls, two seeds, two rounds of a testbed's experiments.
 
-Trained, tabulated, compared and drawn by the same functions as the real one, in a results folder of its own.
-A language model starts from a warm start of a few steps and is measured on a few held-out prompts.
+Trained, tabulated, compared and drawn by the same functions as the real one, in a results folder of its own. A
+language model starts from a warm start of a few steps and is measured on a few held-out prompts.
 """
 
 from __future__ import annotations
