@@ -311,11 +311,15 @@ def resampled(sizes: Sequence[int], resamples: int = RESAMPLES, seed: int = 0) -
 
 
 def improvement_interval(
-    first: Sequence[ArrayLike], second: Sequence[ArrayLike], level: float = LEVEL, seed: int = 0
+    first: Sequence[ArrayLike],
+    second: Sequence[ArrayLike],
+    level: float = LEVEL,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> tuple[float, float]:
     """Return the percentile interval of `probability_of_improvement` by a stratified paired bootstrap."""
-    drawn = resampled([len(np.asarray(part)) for part in first], seed=seed)
-    found = np.zeros(RESAMPLES)
+    drawn = resampled([len(np.asarray(part)) for part in first], resamples, seed)
+    found = np.zeros(resamples)
     for a, b, seeds in zip(first, second, drawn, strict=True):
         counts = _counts(seeds) / seeds.shape[1]
         found += np.einsum("ri,ij,rj->r", counts, _beats(a, b), counts, optimize=True) / len(drawn)
@@ -330,10 +334,14 @@ def _counts(drawn: NDArray[np.int64]) -> Numbers:
 
 
 def interquartile_difference(
-    first: Sequence[ArrayLike], second: Sequence[ArrayLike], level: float = LEVEL, seed: int = 0
+    first: Sequence[ArrayLike],
+    second: Sequence[ArrayLike],
+    level: float = LEVEL,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> tuple[float, float, float]:
     """Return the difference of interquartile means with its stratified paired bootstrap percentile interval."""
-    drawn = resampled([len(np.asarray(part)) for part in first], seed=seed)
+    drawn = resampled([len(np.asarray(part)) for part in first], resamples, seed)
     means = [
         _middle(
             np.concatenate(
