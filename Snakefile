@@ -12,6 +12,9 @@ include: "grpo_ablate/workflow/compare.smk"
 include: "grpo_ablate/workflow/figures.smk"
 include: "grpo_ablate/workflow/exact.smk"
 include: "grpo_ablate/workflow/paper.smk"
+include: "grpo_ablate/workflow/arxiv.smk"
+include: "grpo_ablate/workflow/verify.smk"
+include: "grpo_ablate/workflow/report.smk"
 include: "grpo_ablate/workflow/smoke.smk"
 
 

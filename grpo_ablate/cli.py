@@ -137,6 +137,13 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("arxiv", _arxiv, "pack the paper's LaTeX source for arXiv; compile it where latexmk is")
     _results(sub)
 
+    sub = command("page", _page, "lay out an experiment's tables as a page: tables/EXPERIMENT.html")
+    _experiment(sub)
+    _results(sub)
+
+    sub = command("report", _report, "gather what is finished in one HTML page, by Snakemake's report")
+    sub.add_argument("--to", type=Path, default=Path("results/report.html"), metavar="FILE.html|.zip")
+
     sub = command("verify", _verify, "check every record, and compare with the tables of a published run")
     _experiments(sub)
     sub.add_argument(
@@ -341,6 +348,19 @@ def _arxiv(arguments: Arguments) -> None:
     from grpo_ablate.analysis.arxiv import build
 
     print("\n".join(str(path) for path in build(arguments.results, Path("paper"))))
+
+
+def _page(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.page import write_page
+    from grpo_ablate.spec.resolve import load_experiment
+
+    write_page(load_experiment(arguments.experiment), arguments.results)
+
+
+def _report(arguments: Arguments) -> None:
+    from grpo_ablate.workflow.reporting import build
+
+    print(f"{arguments.to}: {', '.join(build(arguments.to))}")
 
 
 def _verify(arguments: Arguments) -> int:

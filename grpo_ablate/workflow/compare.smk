@@ -30,12 +30,14 @@ rule compare:
             "results/tables/{experiment}-comparison.csv",
             caption="report/comparison.rst",
             category="{experiment}",
+            subcategory="tables",
             labels={"what": "rows beside the baseline", "format": "csv"},
         ),
         claims=report(
             "results/tables/{experiment}-claims.csv",
             caption="report/claims.rst",
             category="{experiment}",
+            subcategory="tables",
             labels={"what": "claims and verdicts", "format": "csv"},
         ),
         printed=expand(

@@ -1,6 +1,5 @@
 from grpo_ablate.analysis.figures import inputs as figure_inputs
 
-
 # Every figure that an experiment asks for, from its tidy table and, where it shows one, its comparison.
 for name in GRID.experiments:
 
@@ -16,6 +15,7 @@ for name in GRID.experiments:
                     path,
                     caption="report/figure.rst",
                     category=name,
+                    subcategory="figures",
                     labels=GRID.label(name, path),
                 )
                 for path in GRID.figures(name)
@@ -48,6 +48,7 @@ for name in GRID.exact:
                     path,
                     caption="report/exact-figure.rst",
                     category="exact",
+                    subcategory="figures",
                     labels=GRID.label(name, path),
                 )
                 for path in GRID.figures(name)

@@ -23,8 +23,12 @@ DEMANDED = ("metrics.parquet", "run.json")  # a record without any other file is
 TABLES = ("-runs.parquet", "-runs.csv", ".csv", ".md", ".tex", ".typ")
 CONTROLS = tuple(f"{RESULTS}/tables/controls{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 PAPER = (f"{RESULTS}/paper/numbers.json", "paper/paper.pdf")
+ARXIV = f"{RESULTS}/arxiv/arxiv.tar.gz"
 PROPOSITIONS = tuple(f"{RESULTS}/tables/propositions{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
-TARGETS = ("all", "grid", "quick", "smoke", "paper", "train", "log", "collect", "compare", "controls", "exact")
+TARGETS = (
+    "all", "grid", "quick", "smoke", "paper", "train", "log", "collect", "compare", "controls", "exact", "arxiv",
+    "verify", "page", "report",
+)  # fmt: skip
 OPTIONS = {"source": "records", "tracking_uri": None}
 
 # With one of these Snakemake looks or tidies, and runs no job.
@@ -119,6 +123,16 @@ class Grid:
         file = Path(path)
         return {"what": file.stem.removeprefix(f"{name}-"), "format": file.suffix[1:]}
 
+    def pages(self, *names: str) -> list[str]:
+        """The tables of these experiments as pages of the report."""
+        return [f"{RESULTS}/tables/{name}.html" for name in names]
+
+    def page_inputs(self, name: str) -> list[str]:
+        """The tables that an experiment's page shows."""
+        from grpo_ablate.analysis.page import TABLES as SHOWN
+
+        return [f"{RESULTS}/tables/{name}{ending}.md" for ending in SHOWN]
+
     def results(self, *names: str) -> list[str]:
         """Every file of these experiments: the records, the log, the tables, the figures."""
         return [
@@ -154,6 +168,12 @@ class Grid:
         """The paper, where the experiments that it tells of exist."""
         known = {*self.results(*self.experiments), *self.exact_results}
         return [*PAPER, made("paper", "paper")] if known.issuperset(self.paper_inputs) else []
+
+    @cached_property
+    def verified(self) -> list[str]:
+        """The runs that must be there to be compared with published ones: of quick experiments with a table."""
+        published = [name for name in self.quick if Path(RESULTS, "published", f"{name}.csv").exists()]
+        return [path for name in published for path in self.runs(name)]
 
     @cached_property
     def quick(self) -> list[str]:

@@ -21,6 +21,7 @@ from grpo_ablate.spec.exact_files import ExactExperiment
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.digest import TRAINING, digest_of
 from grpo_ablate.workflow.grid import (
+    ARXIV,
     COMPARISON,
     CONTROLS,
     PAPER,
@@ -46,6 +47,8 @@ DRAW = "grpo_ablate.analysis.figures.draw"  # which imports a module per kind by
 EXACT_TABLE = "grpo_ablate.exact.tabulate.write_table"
 PROPOSITION_TABLE = "grpo_ablate.exact.propositions.table.write_propositions"
 PAPER_BUILD = "grpo_ablate.analysis.paper.build"
+ARXIV_BUILD = "grpo_ablate.analysis.arxiv.build"
+PAGE = "grpo_ablate.analysis.page.write_page"
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ def _analysis(grid: Grid) -> Iterator[Step]:
     paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
     names = [*grid.experiments, *grid.exact]
     yield _step("paper", "paper", paper | {"experiments": names}, list(PAPER))
+    yield _step("arxiv", "arxiv", paper | {"experiments": names, "latex": digest_of(ARXIV_BUILD)}, [ARXIV])
+    for name, experiment in grid.experiments.items():
+        yield _step("page", name, {"question": experiment.question, "code": digest_of(PAGE)}, grid.pages(name))
 
 
 def _exact(grid: Grid) -> Iterator[Step]:

@@ -10,6 +10,7 @@ rule collect:
             "results/tables/{experiment}.csv",
             caption="report/table.rst",
             category="{experiment}",
+            subcategory="tables",
             labels={"what": "table of every row", "format": "csv"},
         ),
         printed=multiext("results/tables/{experiment}", ".md", ".tex", ".typ"),
