@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from grpo_ablate.spec.resolve import load_experiment
-from grpo_ablate.workflow.digest import digest, row_digest
+from grpo_ablate.spec.schema import WarmStart
+from grpo_ablate.spec.warmstart import start_of
+from grpo_ablate.workflow.digest import digest, row_digest, start_digest
 from grpo_ablate.workflow.sources import Sources
 
 FILES = {
@@ -192,6 +194,54 @@ def test_the_rows_of_an_experiment_depend_on_the_code_that_they_use(
 ) -> None:
     sources = edited(tmp_path, file, old, new)
     assert {name for name, spec in ROWS.items() if row_digest(spec, sources) != row_digest(spec)} == changed
+
+
+SELECTION = ROWS["identity--group-std"]
+ARITHMETIC, TRANSLATION = (
+    load_experiment(PACKAGE.parent / f"experiments/{name}.yaml").rows[0].effective
+    for name in ("normalization", "normalization-translation")
+)
+LANGUAGE = {"selection": SELECTION, "arithmetic": ARITHMETIC, "translation": TRANSLATION}
+COLD = ARITHMETIC.model_copy(update={"policy": ARITHMETIC.policy.model_copy(update={"warmstart": WarmStart()})})
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("tasks/translation/task.py", "    def score(", "    def score(added, ", {"translation"}),
+        ("tasks/arithmetic/grader.py", "def final_answers(", "def final_answers(added, ", {"arithmetic"}),
+        ("tasks/selection.py", "    def score(", "    def score(added, ", {"selection"}),
+        ("policies/stacked/network.py", "def forward(", "def forward(added, ", {"arithmetic", "translation"}),
+        ("policies/tabular.py", "    def step(", "    def step(added, ", {"selection"}),
+        ("runs/warmstart.py", "    def accumulate(", "    def accumulate(added, ", {"arithmetic", "translation"}),
+        (
+            "tasks/arithmetic/demonstrations.py",
+            "def demonstrations(",
+            "def demonstrations(added, ",
+            {"arithmetic"},
+        ),
+        ("runs/warmstart.py", '"""Write the checkpoint."""', '"""Keep where it stands."""', set()),
+    ],
+)
+def test_a_row_depends_on_its_own_task_policy_and_warm_start(
+    tmp_path: Path, file: str, old: str, new: str, changed: set[str]
+) -> None:
+    sources = edited(tmp_path, file, old, new)
+    assert {name for name, spec in LANGUAGE.items() if row_digest(spec, sources) != row_digest(spec)} == changed
+
+
+def test_the_code_of_a_warm_start_is_no_part_of_a_run_without_one(tmp_path: Path) -> None:
+    sources = edited(tmp_path, "runs/warmstart.py", "    def accumulate(", "    def accumulate(added, ")
+    assert row_digest(COLD, sources) == row_digest(COLD) != row_digest(ARITHMETIC)
+    start = start_of(ARITHMETIC, 0, 7)
+    assert start is not None and start_digest(start, sources) != start_digest(start)
+
+
+def test_the_switches_of_a_row_leave_the_code_of_its_warm_start_alone(tmp_path: Path) -> None:
+    sources = edited(tmp_path, "algorithm/surrogates.py", "def clip(", "def clip(added, ")
+    start = start_of(ARITHMETIC, 0, 7)
+    assert start is not None and start_digest(start, sources) == start_digest(start)
+    assert row_digest(ARITHMETIC, sources) != row_digest(ARITHMETIC)
 
 
 def test_no_module_of_the_training_code_is_reached_by_a_name_made_at_run_time() -> None:
