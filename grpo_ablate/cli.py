@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("testbed")
     _results(sub)
 
-    sub = command("samples", _samples, "responses at start, middle and end of a row's runs: rewards, advantages, steps")
+    sub = command("samples", _samples, "responses at a run's start, middle and end: rewards, advantages, steps")
     sub.add_argument("row", metavar="EXPERIMENT.yaml:ROW")
     _results(sub)
 
