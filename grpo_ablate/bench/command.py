@@ -47,7 +47,6 @@ def bench_command(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for name in testbeds:
             rounds = arguments.rounds or -(-testbed_spec(name).rounds // arguments.slices)
-            _say(f"{name}: looking for its warm start")
             work = prepared(name, arguments.results, 1 + rounds * arguments.slices, Path(scratch))
             reports.append(
                 _measured(

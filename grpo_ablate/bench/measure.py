@@ -145,11 +145,8 @@ def measure(
     with ExitStack() as stack:
         teams = []
         for side in sides:
-            say(
-                f"starting {side.name}, {side.members} models a process"
-                if side.members
-                else f"starting {side.name}"
-            )
+            several = f", {side.members} models a process" if side.members > 1 else ""
+            say(f"starting {side.name}{several}")
             started = []
             for number in range(processes):
                 started.append(Process(job(side, number)))

@@ -28,6 +28,8 @@ class MlflowCost:
 
 def mlflow_cost(whole: Spec, testbed: str, folder: Path) -> MlflowCost:
     """Train a few small runs with as many evaluations as ``whole`` makes in ``folder``, and log them there."""
+    import torch
+
     from grpo_ablate.runs.mlflow_lines import encode, record_lines, timestamps
     from grpo_ablate.runs.mlflow_store import create_store
     from grpo_ablate.runs.mlflow_writer import log_experiment
@@ -36,12 +38,16 @@ def mlflow_cost(whole: Spec, testbed: str, folder: Path) -> MlflowCost:
 
     experiment = _experiment(whole, testbed, folder)
     results = folder / "results"
-    points = 0
-    for cell in cells([experiment]):
+    blocks = cells([experiment])
+    for cell in blocks:
         scratch = results / cell.folder.replace("runs/", "scratch/", 1)
         train(from_canonical(cell.spec_json), range(SEEDS), results / cell.folder, scratch, testbed=testbed)
-        runs = record_lines(read_cell(results, cell)).values()
-        points += sum(len(encode(lines, timestamps(0, lines["seconds"]))) for lines in runs)
+    torch.set_flush_denormal(False)  # which training sets, and numpy warns of
+    points = sum(
+        len(encode(lines, timestamps(0, lines["seconds"])))
+        for cell in blocks
+        for lines in record_lines(read_cell(results, cell)).values()
+    )
     began = time.perf_counter()
     create_store(results, None, [testbed])
     created = time.perf_counter()

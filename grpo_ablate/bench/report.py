@@ -111,7 +111,7 @@ def _ratios(report: Report) -> list[str]:
     for side in report.sides:
         if side.times:
             cells = (f"{t.median:.2f} ({t.low:.2f}-{t.high:.2f})" for t in (side.times[name] for name in others))
-            rows.append((f"{side.side}, {side.models} models", *cells))
+            rows.append((_name(side), *cells))
     return [_table(rows)]
 
 
@@ -126,7 +126,7 @@ def _parts(report: Report) -> str:
             continue
         times = [f"{1e3 * seconds[part] / side.models_per_process:.1f}" for part in parts]
         reached = [f"{gflops[part]:.1f}, {100 * share[part]:.0f} % of peak" for part in parts[:2]]
-        rows.append((f"{side.side}, {side.models} models", *times, *reached))
+        rows.append((_name(side), *times, *reached))
     peak = report.peak_gflops
     return "\n".join(
         [
@@ -141,28 +141,34 @@ def _parts(report: Report) -> str:
 
 
 def _costs(report: Report) -> str:
-    lines = []
-    for side in report.sides:
-        if side.share_of_run is None:
-            continue
-        shares = ", ".join(f"{part} {100 * share:.0f} %" for part, share in side.share_of_run.items())
-        seconds = ", ".join(
-            f"{1e3 * s / side.models_per_process:.0f} ms with {n}" for n, s in side.evaluation_seconds.items()
-        )
-        lines.append(f"{side.models} models: {shares}; an evaluation of a model: {seconds}")
+    parts = ("sampling", "training", "rest", "evaluation")
+    whole = [side for side in report.sides if side.share_of_run is not None]
+    names = list(whole[0].evaluation_seconds) if whole else []
+    title = f"a whole run, {report.spec.rounds} rounds"
+    rows: list[tuple[str, ...]] = [(title, *parts, *(f"ms, {name}" for name in names))]
+    for side in whole:
+        shares = (f"{100 * (side.share_of_run or {})[part]:.0f} %" for part in parts)
+        seconds = (f"{1e3 * side.evaluation_seconds[name] / side.models_per_process:.0f}" for name in names)
+        rows.append((_name(side), *shares, *seconds))
     cost = report.mlflow
     rate = 1e3 * cost.points_per_run / cost.milliseconds_per_run
     return "\n".join(
         [
-            f"a whole run of {report.spec.rounds} rounds with its evaluations:",
-            *(f"  {line}" for line in lines),
+            *(
+                [_table(rows), _note("ms: an evaluation of a model with so many samples for each held-out prompt")]
+                if whole
+                else []
+            ),
             _wrapped(
                 f"MLflow: {cost.milliseconds_per_run:.0f} ms a run of {cost.points_per_run:,.0f} points "
-                f"({rate:,.0f} points/s); {cost.store_seconds:.1f} s "
-                "to create the database, once"
+                f"({rate:,.0f} points/s); {cost.store_seconds:.1f} s to create the database, once"
             ),
         ]
     )
+
+
+def _name(side: Summary) -> str:
+    return f"{side.side}, {side.models} model{'s' if side.models > 1 else ''}"
 
 
 def _number(value: float) -> str:

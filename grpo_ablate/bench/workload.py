@@ -51,7 +51,7 @@ def testbed_spec(name: str) -> Spec:
     """Return what a testbed trains by itself, all seeds from one start.
 
     Raises:
-        UserError: there is no such testbed, or its policy is no language model.
+        UserError: there is no such testbed, or its policy is no language model or starts cold.
     """
     path = TESTBEDS / f"{name}.yaml"
     if not path.exists():
@@ -70,6 +70,8 @@ def testbed_spec(name: str) -> Spec:
         raise UserError(
             f"{path}: bench measures language models (policy.name: stacked), this one is {spec.policy.name}."
         )
+    if not spec.policy.warmstart.steps:
+        raise UserError(f"{path}: bench wants a warm start, and policy.warmstart.steps is 0.")
     shared = spec.policy.warmstart.model_copy(update={"per_seed": False})
     return spec.model_copy(update={"policy": spec.policy.model_copy(update={"warmstart": shared})})
 
@@ -102,8 +104,7 @@ def prepared(name: str, results: Path, rounds: int, scratch: Path) -> Workload:
     """
     whole = testbed_spec(name)
     start = start_of(whole, 0, 0)
-    if start is None:
-        raise UserError(f"{TESTBEDS / name}.yaml: bench wants a warm start: policy.warmstart.steps is 0.")
+    assert start is not None
     if found_start(results, start) is not None:
         origin = f"the testbed's warm start, {results / start.folder}"
     else:
