@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.runs import record_files
 from grpo_ablate.runs.record_files import has_record
-from grpo_ablate.spec.cells import cells
+from grpo_ablate.runs.start_files import found_start, start_parameters
+from grpo_ablate.spec.cells import Cell, cells
+from grpo_ablate.spec.warmstart import starts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +70,7 @@ class Verification:
     cells: tuple[CellVerdict, ...]
     faults: tuple[str, ...]
     untrained: tuple[str, ...]
+    damaged: tuple[str, ...]  # experiments with such records; they are not compared
 
     @property
     def holds(self) -> bool:
@@ -85,7 +89,7 @@ def verify(experiments: Sequence[Experiment], results: Path, references: Mapping
     from grpo_ablate.analysis.reference import read_reference, reference_table
 
     faults: list[str] = []
-    untrained, pairs = [], []
+    untrained, broken, pairs = [], [], []
     for experiment in experiments:
         found = damaged(experiment, results)
         faults += [fault for fault in found if fault not in faults]  # experiments may share a record
@@ -95,34 +99,44 @@ def verify(experiments: Sequence[Experiment], results: Path, references: Mapping
         rows = {row.hash for row in experiment.rows}
         if not any(has_record(results / cell.folder) for cell in cells([experiment]) if cell.hash in rows):
             untrained.append(experiment.name)
-        elif not found:
+        elif found:
+            broken.append(experiment.name)
+        else:
             pairs.append((experiment.name, reference_table(experiment, results, partial=True), there))
     compared = sum(len(_matched(here, there)) for _, here, there in pairs)
     verdicts = [
         verdict for name, here, there in pairs for verdict in _cells(name, here, there, LEVEL / max(1, compared))
     ]
-    return Verification(tuple(verdicts), tuple(faults), tuple(untrained))
+    return Verification(tuple(verdicts), tuple(faults), tuple(untrained), tuple(broken))
 
 
 def damaged(experiment: Experiment, results: Path) -> list[str]:
-    """Return a sentence for every record of the experiment that does not match its checksums."""
-    from grpo_ablate.runs import record_files
-
+    """Return a sentence for every record and warm start of the experiment that is not true to its checksums."""
     found = []
-    for cell in cells([experiment]):
-        folder = results / cell.folder
-        if not has_record(folder):
-            continue
+    own = cells([experiment])
+    for cell in own:
+        if has_record(results / cell.folder):
+            try:
+                _check_record(cell, results)
+            except UserError as error:
+                found.append(str(error))
+    for start in starts(own):
         try:
-            record_files.verify(folder)
-            run = record_files.read_run(folder)
-            if run["hash"] != cell.hash or run["seeds"] != cell.seeds:
-                raise record_files.unusable(
-                    folder / "run.json", "is of another spec or other seeds than its folder's name says"
-                )
+            if found_start(results, start):
+                start_parameters(results, start, "snakemake")
         except UserError as error:
             found.append(str(error))
     return found
+
+
+def _check_record(cell: Cell, results: Path) -> None:
+    folder = results / cell.folder
+    record_files.verify(folder)
+    run = record_files.read_run(folder)
+    if run["hash"] != cell.hash or run["seeds"] != cell.seeds:
+        raise record_files.unusable(
+            folder / "run.json", "is of another spec or other seeds than its folder's name says"
+        )
 
 
 def allowed_difference(one: Sample, other: Sample, level: float) -> float:
@@ -198,6 +212,7 @@ def as_json(found: Verification) -> str:
 def as_text(found: Verification) -> str:
     """Return damaged records, a line per experiment, the cells that do not agree, and the verdict."""
     lines = [f"damaged: {fault}" for fault in found.faults]
+    lines += [f"{name}: not compared: its records are damaged" for name in found.damaged]
     for name in dict.fromkeys(cell.experiment for cell in found.cells):
         own = [cell for cell in found.cells if cell.experiment == name]
         states = Counter(cell.state for cell in own)

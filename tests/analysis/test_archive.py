@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fabricated import write_record
+from warm import warm_experiment, write_warm
 
 from grpo_ablate.analysis.archive import FOLDER, MANIFEST, archive, published_tables
 from grpo_ablate.analysis.collect import collect
@@ -227,3 +228,17 @@ def test_the_checklist_says_what_the_records_say(study: Experiment, results: Pat
     assert "- [ ] 1 of 4 seeds was added after a look at results." in text
     assert "- [ ] small, late: It matters. (us) Tested as better: base against mean-only in eval/reward." in text
     assert "**added after a look at results**" in text
+
+
+def test_warm_starts_are_in_the_archive_and_checked(tmp_path: Path) -> None:
+    experiment = warm_experiment(tmp_path)
+    (tmp_path / "requirements.lock").write_text("")
+    start = write_warm(experiment, tmp_path / "results")
+    files = unpacked(archive([experiment], tmp_path / "results", tmp_path / "a.zip"), tmp_path / "x")
+    inside = {name for name in files if name.startswith("results/warmstarts")}
+    assert inside == {
+        f"results/{start.folder}/{name}" for name in ("start.json", "parameters.safetensors", "model/config.json")
+    }
+    (tmp_path / "results" / start.folder / "parameters.safetensors").write_bytes(b"changed")
+    with pytest.raises(UserError, match=r"parameters\.safetensors: differs from the checksum in start\.json"):
+        archive([experiment], tmp_path / "results", tmp_path / "a.zip")

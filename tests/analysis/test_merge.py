@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fabricated import write_record
+from warm import warm_experiment, write_warm
 
 from grpo_ablate.analysis import merge as merging
 from grpo_ablate.analysis.collect import collect
@@ -186,3 +187,35 @@ def test_the_exit_code_says_whether_anything_was_refused(experiment: Experiment,
     done = run()
     assert done.returncode == 1
     assert done.stdout.startswith("refused: ")
+
+
+def test_warm_starts_come_along_and_a_run_from_another_one_is_refused(here: Path, there: Path) -> None:
+    experiment = warm_experiment(there.parent)
+    start = write_warm(experiment, there)
+    first = states(here, there)
+    assert first == {start.folder: "added"} | {cell.folder: "added" for cell in cells([experiment])}
+    assert contents(here) == contents(there)
+    assert set(states(here, there).values()) == {"present"}
+    # Another machine made its warm start anew, and trained from that.
+    write_warm(experiment, there, b"other parameters")
+    cell = cells([experiment])[0]
+    shutil.rmtree(here / cell.folder)
+    found = {item.folder: item for item in merge(there, here)}
+    assert "the same warm start lies here with other content" in found[start.folder].reason
+    assert "began from another warm start than the one in" in found[cell.folder].reason
+    assert not (here / cell.folder).exists()
+
+
+@pytest.mark.parametrize("fault", ["parameters.safetensors", "spec"])
+def test_a_warm_start_that_is_not_what_it_says_is_refused(here: Path, there: Path, fault: str) -> None:
+    start = write_warm(warm_experiment(there.parent), there)
+    if fault == "spec":
+        changed_json(there / start.folder / "start.json", spec={"task": {"name": "arithmetic"}, "policy": {}})
+    else:
+        (there / start.folder / fault).write_bytes(b"changed")
+    found = {item.folder: item for item in merge(there, here)}
+    assert found[start.folder].state == "refused"
+    assert ("hash is not that of the spec" if fault == "spec" else "differs from the checksum") in found[
+        start.folder
+    ].reason
+    assert not (here / start.folder).exists()

@@ -20,7 +20,7 @@ from grpo_ablate.analysis.study import run_verify
 from grpo_ablate.analysis.verify import LEVEL, Sample, allowed_difference, as_json, as_text, verify
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.cells import cells
-from grpo_ablate.spec.resolve import Experiment
+from grpo_ablate.spec.resolve import Experiment, load_experiment
 
 
 @pytest.fixture
@@ -63,6 +63,7 @@ def test_tampering_is_named_by_file(recorded: Experiment, results: Path, publish
         f"{path}: differs from the checksum in run.json; remove {path.parent} to train it again.",
     )
     assert str(path) in as_text(found)
+    assert "small: not compared: its records are damaged" in as_text(found)
     with pytest.raises(UserError, match=r"differs from the checksum in run\.json"):
         reference_table(recorded, results)
 
@@ -184,3 +185,19 @@ def test_the_exit_code_says_whether_it_holds(recorded: Experiment, results: Path
     done = run()
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "samples.jsonl: differs from the checksum in run.json" in done.stdout
+
+
+def test_compare_names_the_edited_file_too(experiment: Experiment, results: Path) -> None:
+    whole = load_experiment(experiment.path)  # the command judges the controls, too
+    for cell in cells([whole]):
+        write_record(results, cell)
+    path = results / cells([whole])[0].folder / "samples.jsonl"
+    edited(path, b'"reward": 1.0', b'"reward": 0.5')
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_ablate", "compare", "experiments/small.yaml"],
+        cwd=results.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    named = path.relative_to(results.parent)
+    assert f"grpo-ablate: error: {named}: differs from the checksum in run.json" in done.stderr
+    assert not (results / "tables" / "small-comparison.csv").exists()
