@@ -208,10 +208,8 @@ def draw(
     def pick(logits: Tensor, slot: Tensor, step: int) -> Tensor:
         """Draw the token of ``step`` for the rows that stand in ``slot`` int64 [M, R]."""
         chosen_law = law_logprobs(logits, law) if cuts or law.temperature != 1 else logits.log_softmax(-1)
-        if noise is None:
-            found = chosen_law.argmax(-1)
-        else:
-            found = invert(chosen_law.exp(), noise[step].gather(1, slot))
+        uniform = None if noise is None else noise[step].gather(1, slot)
+        found = chosen_law.argmax(-1) if uniform is None else invert(chosen_law.exp(), uniform)
         tokens[step].scatter_(1, slot, found)
         logprobs[step].scatter_(1, slot, chosen_law.gather(-1, found[..., None])[..., 0])
         token[step].scatter_(1, slot, True)

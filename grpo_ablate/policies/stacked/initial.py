@@ -16,7 +16,8 @@ ROW = 1 << 16  # numbers of one key's ``token`` coordinate
 def initial_parameters(settings: StackedPolicy, vocabulary: int, keys: Keys) -> dict[str, Tensor]:
     """Return random parameters by name, float32 [M, ...]: norms of one, and normal matrices.
 
-    The variance of a matrix is one over its inputs, so that every layer passes on the scale it receives. The parameters of a seed depend neither on the other members nor on how many there are.
+    The variance of a matrix is one over its inputs, so that every layer passes on the scale it receives. The
+    parameters of a seed depend neither on the other members nor on how many there are.
     """
     architecture = Architecture(settings, vocabulary)
     place = torch.arange(architecture.size, device=keys.seeds.device)

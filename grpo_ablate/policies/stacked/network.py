@@ -240,7 +240,7 @@ def _matrix(
 
 
 def _attend_backward(upper: Tensor, saved: LayerTape, layout: Layout, architecture: Architecture) -> Tensor:
-    """Return the gradient [C, N, projections D] of the projected heads, given that of the attended [C, N, heads D]."""
+    """Return the gradient [C, N, projections D] of the projected, given that of the attended [C, N, heads D]."""
     settings = architecture.settings
     _, size, width, _ = layout.shape
     heads, head_size = saved.heads, settings.head_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -141,17 +142,20 @@ class Stacked:
         plain: bool = False,
     ) -> Says:
         """Score the responses where ``token`` is true, chunk by chunk of members."""
-        parts = []
+        parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for leaf, first in zip(self.leaves, range(0, self.members, self.chunk), strict=True):
             place = self._layout(first, prompts, tokens, token)
             law = self._law(first, place, support, plain=plain)
             if kl_exact:
                 reference = self._chunk(self.reference, first)
                 law = replace(law, reference=scoring.row_logprobs(reference, self.architecture, place, law))
-            found = scoring.score(leaf, self.architecture, place, law)
-            parts.append([None if part is None else _widened(part, tokens) for part in found])
-        whole = [None if part[0] is None else torch.cat(part).cpu() for part in zip(*parts, strict=True)]
-        return Says(*whole)
+            parts.append(scoring.score(leaf, self.architecture, place, law))
+
+        def whole(values: Sequence[Tensor]) -> Tensor:
+            return torch.cat([_widened(value, tokens) for value in values]).cpu()
+
+        logprobs, entropy, divergence = zip(*parts, strict=True)
+        return Says(whole(logprobs), whole(entropy), whole(divergence) if kl_exact else None)
 
     def _chunk(self, tensor: Tensor, first: int) -> Tensor:
         return tensor[first : first + self.chunk]

@@ -24,6 +24,6 @@ def rotations(architecture: Architecture, positions: int, device: torch.device) 
 
 
 def rotate_(projected: Tensor, turn: Tensor) -> None:
-    """Rotate queries and keys in place: ``projected`` [..., J, D], ``turn`` complex [..., I, D/2], the first I of J."""
+    """Rotate the first I heads of ``projected`` [..., J, D] in place by ``turn`` complex [..., I, D/2]."""
     heads = projected[..., : turn.shape[-2], :]
     torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(turn)
