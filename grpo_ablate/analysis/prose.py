@@ -235,6 +235,7 @@ def _image(writer: _Writer, node: Node) -> str:
     return f"\\includegraphics[width=\\linewidth]{{figures/{PurePosixPath(source).name}}}"
 
 
+_RAGGED = {"l": r"\raggedright", "r": r"\raggedleft", "c": r"\centering"}
 _ALIGNED = {"left": "l", "start": "l", "right": "r", "end": "r", "center": "c"}
 
 
@@ -244,10 +245,15 @@ def _columns(node: Node) -> list[str]:
     widths = ["auto"] * widths if isinstance(widths, int) else widths
     align = node.get("align")
     sides = align if isinstance(align, list) else [align if isinstance(align, str) else "left"] * len(widths)
+    shares = [float(width[:-2]) for width in widths if width.endswith("fr")]
     letters = []
     for width, side in zip(widths, sides, strict=False):
         letter = next((_ALIGNED[part] for part in str(side).split(" + ") if part in _ALIGNED), "l")
-        letters.append("X" if width.endswith("fr") else letter)
+        if width.endswith("fr"):
+            share = float(width[:-2]) * len(shares) / sum(shares)
+            sized = "" if len(set(shares)) == 1 else f"\\hsize={share:.3g}\\hsize"
+            letter = f">{{{_RAGGED[letter]}\\arraybackslash{sized}}}X"
+        letters.append(letter)
     return letters
 
 
@@ -289,7 +295,7 @@ def _table(writer: _Writer, node: Node) -> str:
     if last is not None and last == len(lines) - 1:
         lines[last] = "\\bottomrule"
     inside = "\n".join(lines)
-    if "X" in letters:
+    if any(letter.endswith("X") for letter in letters):
         return f"\\begin{{tabularx}}{{\\linewidth}}{{{''.join(letters)}}}\n{inside}\n\\end{{tabularx}}"
     fitted = f"\\begin{{tabular}}{{{''.join(letters)}}}\n{inside}\n\\end{{tabular}}"
     return f"\\fitted{{%\n{fitted}}}"

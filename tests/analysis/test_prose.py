@@ -140,12 +140,20 @@ def test_tables_and_figures_keep_captions_labels_and_places(place: Path) -> None
     text = latex(place, TABLE)
     assert "\\begin{table}[tbp]\n\\small\n\\caption{Numbers.}\\label{numbers}\n\\centering" in text
     assert (
-        "\\begin{tabularx}{\\linewidth}{Xr}\n\\toprule\nrow & mean \\\\\n\\midrule\na & 17.5 \\% \\\\\n"
+        "\\begin{tabularx}{\\linewidth}{>{\\raggedright\\arraybackslash}Xr}\n"
+        "\\toprule\nrow & mean \\\\\n\\midrule\na & 17.5 \\% \\\\\n"
         "{[}b{]} & 1 \\\\\n\\multicolumn{2}{c}{both} \\\\\n\\bottomrule\n\\end{tabularx}"
     ) in text
     assert "\\begin{figure*}[tbp]" in text
     assert "\\includegraphics[width=\\linewidth]{figures/a-curve.pdf}" in text
     assert text.endswith("Table~\\ref{numbers}, Figure~\\ref{curve}")
+
+
+def test_columns_share_the_free_width_as_typst_shares_it(place: Path) -> None:
+    text = latex(place, "#table(columns: (3fr, auto, 1fr), align: (left, right, center), [a], [b], [c])")
+    assert (
+        r"{>{\raggedright\arraybackslash\hsize=1.5\hsize}Xr>{\centering\arraybackslash\hsize=0.5\hsize}X}" in text
+    )
 
 
 @pytest.mark.parametrize(
