@@ -101,7 +101,8 @@ def _measure(experiment: Experiment, scores: Scores, claim: Claim, family: int) 
         if len(own):
             ratio = statistics.ratio_of_means(own, other)
         inside = abs(ratio.ratio - test.value) < margin
-        p = (statistics.ratio_within if inside else statistics.ratio_beyond)(own, other, test.value, margin)
+        if not math.isnan(ratio.ratio):
+            p = (statistics.ratio_within if inside else statistics.ratio_beyond)(own, other, test.value, margin)
     elif test.kind == "equivalent":
         inside = bool(len(own)) and abs(float((own - other).mean())) < margin
         p = (statistics.equivalence if inside else statistics.beyond)(own - other, margin)
