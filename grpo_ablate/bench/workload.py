@@ -116,6 +116,8 @@ def prepared(name: str, results: Path, rounds: int, scratch: Path) -> Workload:
 
 
 def _short(spec: Spec, scratch: Path) -> tuple[Spec, str]:
+    import torch
+
     from grpo_ablate.runs.warmstart import train_start
 
     assert isinstance(spec.policy, StackedPolicy)
@@ -127,6 +129,7 @@ def _short(spec: Spec, scratch: Path) -> tuple[Spec, str]:
     assert start is not None
     if found_start(scratch, start) is None:
         train_start(start, scratch)
+        torch.set_flush_denormal(False)  # which training sets, and numpy warns of
     return spec, f"a warm start of {steps} steps made for this; the testbed's own, of {full} steps, is not trained"
 
 
