@@ -132,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     _results(sub)
 
     sub = command("paper", _paper, "build paper/paper.pdf from the tables and figures")
+    sub.add_argument("--quick", action="store_true", help="paper-quick.pdf: of the experiments that take seconds")
     _results(sub)
 
     sub = command("arxiv", _arxiv, "pack the paper's LaTeX source for arXiv; compile it where latexmk is")
@@ -339,9 +340,9 @@ def _figures(arguments: Arguments) -> None:
 
 
 def _paper(arguments: Arguments) -> None:
-    from grpo_ablate.analysis.paper import build
+    from grpo_ablate.analysis.paper import QUICK, WHOLE, build
 
-    build(arguments.results, Path("paper"))
+    build(arguments.results, Path("paper"), edition=QUICK if arguments.quick else WHOLE)
 
 
 def _arxiv(arguments: Arguments) -> None:

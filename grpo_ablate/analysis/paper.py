@@ -11,10 +11,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_ablate.analysis import theory
+from grpo_ablate.analysis import paper_experiments, paper_testbeds, theory
 from grpo_ablate.analysis.notation import power_of_ten, scientific, signed
 from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
@@ -31,29 +32,67 @@ FIGURES = (*theory.FIGURES, f"{REPRODUCTION}-curves", f"{SWEEP}-sweep")
 VERSIONS = ("python", "torch", "numpy", "grpo-ablate")
 
 
+@dataclass(frozen=True)
+class Edition:
+    """One paper: of every experiment, or of those that take seconds; and the files it becomes."""
+
+    name: str
+    pdf: str  # in the folder of the sources
+    numbers: str  # below results, like the next
+    overview: str
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What ``build`` writes below ``results``."""
+        return (self.numbers, *(f"{self.overview}.{suffix}" for suffix in ("pdf", "png")))
+
+
+WHOLE = Edition("paper", "paper.pdf", "paper/numbers.json", "figures/overview")
+QUICK = Edition("paper-quick", "paper-quick.pdf", "paper/numbers-quick.json", "figures/overview-quick")
+
+
+def told(
+    experiments: Iterable[Experiment | ExactExperiment], edition: Edition
+) -> list[Experiment | ExactExperiment]:
+    """Return the experiments that an edition tells of."""
+    return [e for e in experiments if edition is WHOLE or not hasattr(e, "testbed") or e.testbed.quick]
+
+
 def inputs(experiments: Iterable[Experiment | ExactExperiment]) -> list[str]:
-    """Return the files that ``build`` reads, relative to the results folder."""
-    names = [experiment.name for experiment in experiments]
-    runs = [f"tables/{name}-runs.parquet" for name in names if name in (REPRODUCTION, SWEEP)]
-    exact = [f"tables/{name}.csv" for name in names if name in theory.TOLD]
-    return [*runs, *exact, theory.PROPOSITIONS, *(f"figures/{name}.pdf" for name in FIGURES)]
+    """Return the files that ``build`` reads, relative to the results folder, where these are the experiments."""
+    from grpo_ablate.spec.exact_files import ExactExperiment
+
+    every = list(experiments)
+    trained = [e for e in every if not isinstance(e, ExactExperiment)]
+    runs = [f"tables/{experiment.name}-runs.parquet" for experiment in trained]
+    exact = [f"tables/{e.name}.csv" for e in every if e.name in theory.TOLD]
+    drawn = [f"figures/{name}.pdf" for name in FIGURES]
+    return list(dict.fromkeys([*runs, *paper_experiments.files(trained), *exact, theory.PROPOSITIONS, *drawn]))
 
 
-def build(results: Path, folder: Path, experiments: Sequence[Experiment | ExactExperiment] | None = None) -> None:
-    """Write ``paper/numbers.json`` below ``results``, then ``paper.pdf`` into the folder of the paper's sources.
+def build(
+    results: Path,
+    folder: Path,
+    experiments: Sequence[Experiment | ExactExperiment] | None = None,
+    edition: Edition = WHOLE,
+) -> None:
+    """Write the edition's numbers and overview below ``results``, then its PDF into the folder of the sources.
 
     Args:
         results: where tables, figures and run records lie.
         folder: where ``main.typ`` lies.
         experiments: trained and exact; default: those of the folder ``experiments`` beside the paper's.
+        edition: which of them the paper tells of.
     """
     import typst
 
-    from grpo_ablate.spec.exact_files import load_exact_experiments
+    from grpo_ablate.analysis.figures import overview
+    from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
     from grpo_ablate.spec.resolve import load_experiments
 
     beside = folder.absolute().parent / "experiments"
-    known = {e.name: e for e in experiments or [*load_experiments(beside), *load_exact_experiments(beside)]}
+    every = experiments or [*load_experiments(beside), *load_exact_experiments(beside)]
+    known = {e.name: e for e in told(every, edition)}
     for name in (REPRODUCTION, SWEEP, *theory.TOLD):
         if name not in known:
             raise UserError(
@@ -61,55 +100,74 @@ def build(results: Path, folder: Path, experiments: Sequence[Experiment | ExactE
             )
     for name in inputs(known.values()):
         if not (results / name).exists():
+            target = "quick" if edition is QUICK else "all"
             raise UserError(
-                f"{results / name}: the paper needs this file; make it with: snakemake --cores all quick"
+                f"{results / name}: the paper needs this file; make it with: snakemake --cores all {target}"
             )
-    found = numbers(known, results)
+    trained = [e for e in known.values() if not isinstance(e, ExactExperiment)]
+    overview.write(trained, results, Path(edition.overview).name)
+    found = numbers(known, results, edition)
     written = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-    write_whole(results / "paper" / "numbers.json", written.encode())
+    write_whole(results / edition.numbers, written.encode())
     root = Path(os.path.commonpath([results.resolve(), folder.resolve()]))
     try:
         pdf = typst.compile(
             folder.resolve() / "main.typ",
             root=root,
             ignore_system_fonts=True,  # the fonts inside the compiler are the same everywhere
-            sys_inputs={"results": "/" + results.resolve().relative_to(root).as_posix()},
+            sys_inputs={
+                "results": "/" + results.resolve().relative_to(root).as_posix(),
+                "numbers": edition.numbers,
+            },
             timestamp=0,
         )
     except RuntimeError as error:
         raise UserError(f"{folder / 'main.typ'}: Typst says: {error}.") from None
-    write_whole(folder / "paper.pdf", pdf)
+    write_whole(folder / edition.pdf, pdf)
 
 
-def numbers(experiments: Mapping[str, Experiment | ExactExperiment], results: Path) -> dict[str, Any]:
+def numbers(
+    experiments: Mapping[str, Experiment | ExactExperiment], results: Path, edition: Edition = WHOLE
+) -> dict[str, Any]:
     """Return everything that the paper prints and that is not its own words."""
     from grpo_ablate.analysis import figures
+    from grpo_ablate.analysis.figures import overview
     from grpo_ablate.analysis.figures.material import load
     from grpo_ablate.spec.exact_files import ExactExperiment
 
     exact = {name: e for name, e in experiments.items() if isinstance(e, ExactExperiment)}
     trained = {name: e for name, e in experiments.items() if not isinstance(e, ExactExperiment)}
-    told = {name: load(trained[name], results) for name in (REPRODUCTION, SWEEP)}
+    every = list(trained.values())
+    materials = {name: load(e, results) for name, e in trained.items()}
+    compared = paper_experiments.compared(every, results)
+    sections = paper_experiments.sections(every, compared)
     captions = theory.captions(exact, results) | {
         f"{name}-{figure}": caption
-        for name, material in told.items()
+        for name, material in materials.items()
         for figure, caption in figures.captions(material.experiment, material).items()
     }
+    drawn = [*FIGURES, *(figure["name"] for s in sections for e in s["experiments"] for figure in e["figures"])]
+    overall = {"caption": overview.caption(overview.blocks(every, results)), "path": f"{edition.overview}.pdf"}
     return {
-        "question": {name: material.experiment.question for name, material in told.items()},
-        "setting": setting(told[REPRODUCTION].experiment),
-        "reproduction": reproduction(told[REPRODUCTION]),
-        "rows": rows(told[REPRODUCTION]),
-        "gaps": gaps(told[REPRODUCTION]),
+        "question": {name: materials[name].experiment.question for name in (REPRODUCTION, SWEEP)},
+        "setting": setting(trained[REPRODUCTION]),
+        "reproduction": reproduction(materials[REPRODUCTION]),
+        "rows": rows(materials[REPRODUCTION]),
+        "gaps": gaps(materials[REPRODUCTION]),
         "noise": [
             f"{row.spec.reward.noise_std:g}"
             for row in trained[REPRODUCTION].rows
             if row.spec.reward.transform == "noise"
         ],
-        "sweep": sweep(told[SWEEP]),
+        "sweep": sweep(materials[SWEEP]),
         "theory": theory.numbers(exact, results),
-        "figures": {name: {"caption": captions[name], "path": f"figures/{name}.pdf"} for name in FIGURES},
-        "provenance": provenance([material.experiment for material in told.values()], results),
+        "sections": sections,
+        "claims": paper_experiments.verdicts(compared),
+        "controls": paper_experiments.controls(compared),
+        "testbeds": paper_testbeds.testbeds(materials),
+        "figures": {name: {"caption": captions[name], "path": f"figures/{name}.pdf"} for name in drawn}
+        | {"overview": overall},
+        "provenance": provenance(every, results) | paper_testbeds.cost(materials),
     }
 
 
@@ -260,11 +318,11 @@ def provenance(experiments: Iterable[Experiment], results: Path) -> dict[str, An
     from grpo_ablate.runs.record_files import read_provenance
     from grpo_ablate.spec.cells import cells
 
-    told = list(experiments)
-    folders = [results / cell.folder for cell in cells(told)]
+    every = list(experiments)
+    folders = [results / cell.folder for cell in cells(every)]
     records = [read_provenance(folder) for folder in folders if (folder / "provenance.json").exists()]
     # Not whole blocks of seeds: a block may hold more seeds than an experiment asks for.
-    runs = {(e.testbed.name, row.hash, seed) for e in told for row in e.rows for seed in range(e.seeds)}
+    runs = {(e.testbed.name, row.hash, seed) for e in every for row in e.rows for seed in range(e.seeds)}
     versions = {
         name: ", ".join(sorted({r["versions"].get(name, "unknown") for r in records})) for name in VERSIONS
     }

@@ -22,12 +22,20 @@ RESULTS = "results"
 DEMANDED = ("metrics.parquet", "run.json")  # a record without any other file is found at parse time
 TABLES = ("-runs.parquet", "-runs.csv", ".csv", ".md", ".tex", ".typ")
 CONTROLS = tuple(f"{RESULTS}/tables/controls{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
-PAPER = (f"{RESULTS}/paper/numbers.json", "paper/paper.pdf")
+PAPERS = {  # edition -> its files: one tells of every experiment, the other of those that take seconds
+    name: (
+        f"paper/{name}.pdf",
+        f"{RESULTS}/paper/numbers{suffix}.json",
+        f"{RESULTS}/figures/overview{suffix}.pdf",
+        f"{RESULTS}/figures/overview{suffix}.png",
+    )
+    for name, suffix in (("paper", ""), ("paper-quick", "-quick"))
+}
 ARXIV = f"{RESULTS}/arxiv/arxiv.tar.gz"
 PROPOSITIONS = tuple(f"{RESULTS}/tables/propositions{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 TARGETS = (
-    "all", "grid", "quick", "smoke", "paper", "train", "log", "collect", "compare", "controls", "exact", "arxiv",
-    "verify", "page", "report",
+    "all", "grid", "quick", "smoke", "paper", "paper-quick", "train", "log", "collect", "compare", "controls", "exact",
+    "arxiv", "verify", "page", "report",
 )  # fmt: skip
 OPTIONS = {"source": "records", "tracking_uri": None}
 
@@ -159,15 +167,25 @@ class Grid:
     @cached_property
     def paper_inputs(self) -> list[str]:
         """The tables and figures that the paper reads."""
-        from grpo_ablate.analysis.paper import inputs
+        return _paper_inputs([*self.experiments.values(), *self.exact.values()])
 
-        return [f"{RESULTS}/{path}" for path in inputs([*self.experiments.values(), *self.exact.values()])]
+    @cached_property
+    def quick_paper_inputs(self) -> list[str]:
+        """The same of the paper that tells of the quick experiments alone."""
+        return _paper_inputs([*(self.experiments[name] for name in self.quick), *self.exact.values()])
 
     @cached_property
     def paper(self) -> list[str]:
         """The paper, where the experiments that it tells of exist."""
         known = {*self.results(*self.experiments), *self.exact_results}
-        return [*PAPER, made("paper", "paper")] if known.issuperset(self.paper_inputs) else []
+        return [*PAPERS["paper"], made("paper", "paper")] if known.issuperset(self.paper_inputs) else []
+
+    @cached_property
+    def quick_paper(self) -> list[str]:
+        """The paper of the quick experiments, where those that it tells of exist."""
+        known = {*self.results(*self.quick), *self.exact_results}
+        found = [*PAPERS["paper-quick"], made("paper", "paper-quick")]
+        return found if known.issuperset(self.quick_paper_inputs) else []
 
     @cached_property
     def verified(self) -> list[str]:
@@ -184,6 +202,12 @@ class Grid:
     def testbeds(self) -> list[str]:
         """The testbeds that experiments use."""
         return sorted({experiment.testbed.name for experiment in self.experiments.values()})
+
+
+def _paper_inputs(experiments: list[Experiment | ExactExperiment]) -> list[str]:
+    from grpo_ablate.analysis.paper import inputs
+
+    return [f"{RESULTS}/{path}" for path in inputs(experiments)]
 
 
 def digest_file(cell: Cell) -> str:

@@ -24,7 +24,7 @@ from grpo_ablate.workflow.grid import (
     ARXIV,
     COMPARISON,
     CONTROLS,
-    PAPER,
+    PAPERS,
     PROPOSITIONS,
     RESULTS,
     TABLES,
@@ -145,7 +145,9 @@ def _analysis(grid: Grid) -> Iterator[Step]:
     sources = sorted(path for path in Path("paper").rglob("*") if path.is_file() and path.suffix != ".pdf")
     paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
     names = [*grid.experiments, *grid.exact]
-    yield _step("paper", "paper", paper | {"experiments": names}, list(PAPER))
+    yield _step("paper", "paper", paper | {"experiments": names}, list(PAPERS["paper"]))
+    quick = {"experiments": [*grid.quick, *grid.exact]}
+    yield _step("paper", "paper-quick", paper | quick, list(PAPERS["paper-quick"]))
     yield _step("arxiv", "arxiv", paper | {"experiments": names, "latex": digest_of(ARXIV_BUILD)}, [ARXIV])
     for name, experiment in grid.experiments.items():
         yield _step("page", name, {"question": experiment.question, "code": digest_of(PAGE)}, grid.pages(name))

@@ -33,7 +33,12 @@ def finished(grid: Grid) -> list[str]:
 def reported(grid: Grid) -> list[str]:
     """Return what the report shows: finished experiments and the quick ones, with the pages of their tables."""
     names = list(dict.fromkeys([*grid.quick, *finished(grid)]))
-    return [*grid.results(*names), *grid.pages(*names), *grid.exact_results, *grid.paper]
+    return [*grid.results(*names), *grid.pages(*names), *grid.exact_results, *_paper(grid, names)]
+
+
+def _paper(grid: Grid, names: list[str]) -> list[str]:
+    """The paper that tells of these experiments and no other: the report trains nothing."""
+    return grid.paper if set(names) == set(grid.experiments) else grid.quick_paper
 
 
 def build(target: Path) -> list[str]:
@@ -46,7 +51,7 @@ def build(target: Path) -> list[str]:
     names = finished(grid)
     pages = [path for path in grid.pages(*names) if Path(path).exists()]
     exact = ["exact"] if grid.exact_results and all(Path(path).exists() for path in grid.exact_results) else []
-    paper = [path for path in grid.paper if Path(path).exists()]
+    paper = [path for path in _paper(grid, names) if Path(path).exists()]
     if not names and not exact:
         raise UserError(f"{RESULTS}: no experiment is finished; run: snakemake --cores all quick")
     target.parent.mkdir(parents=True, exist_ok=True)

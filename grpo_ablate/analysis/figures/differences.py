@@ -30,7 +30,7 @@ def compared(material: Material) -> list[tuple[str, Difference, style.RowStyle]]
         if result.difference is not None
     ]
     control = comparison.noise_floor
-    return [*found, ("A/A control", control, style.RowStyle(style.GREY, "o"))] if control else found
+    return [*found, ("A/A", control, style.RowStyle(style.GREY, "o"))] if control else found
 
 
 def draw(material: Material, options: dict[str, Any]) -> Figure:
@@ -101,17 +101,12 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     comparison, experiment = material.comparison, material.experiment
     counts = [len(difference.seeds) for _, difference, _ in compared(material)]
     least, most = min(counts, default=0), max(counts, default=0)
-    band = (
-        f" Grey band: the margin of {comparison.margin:g} that does not matter."
-        if math.isfinite(comparison.margin)
-        else ""
-    )
+    band = f" Grey: the margin of {comparison.margin:g}." if math.isfinite(comparison.margin) else ""
     label = metric_label(experiment, experiment.metric).capitalize()
-    baseline = row_name(experiment, experiment.row(comparison.baseline))
+    baseline = experiment.row(comparison.baseline).label
     pairs = most if least == most else f"{least} to {most}"
     return (
-        f"{label}: paired differences to the baseline ({baseline}), one per seed (n = {pairs} pairs per row). "
-        "Coloured: single seeds; black: their mean with its 95 % t interval, not corrected for several rows. "
-        "Right: seeds in which the row is above the baseline (=: equal in all). A/A control: the baseline under "
-        f"other random numbers.{band}"
+        f"{label}, row minus baseline ({baseline}), seed by seed (n = {pairs} pairs per row). Coloured: single "
+        "seeds; black: mean and 95 % t interval; right: seeds above the baseline (=: equal in all). A/A: the "
+        f"baseline under other random numbers.{band}"
     )
