@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from grpo_ablate.policies.stacked.architecture import Architecture
+from grpo_ablate.policies.stacked.products import ROW_STEP
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def layout(
     chunk, groups, size, _ = tokens.shape
     length = scored.sum(-1)
     steps = max(1, int(length.max()) - 1)
-    width = max(1, int(prompt_length.max()))
+    # torch's softmax over fewer than 16 numbers is many times slower.
+    width = max(16, int(prompt_length.max()))
     scored = scored[..., : steps + 1]
     targets = torch.where(scored, tokens[..., : steps + 1], 0)
     place, step = torch.arange(width, device=device), torch.arange(steps, device=device)
@@ -68,19 +71,19 @@ def layout(
     rank = predicting.cumsum(1) - 1
     behind = earlier.flatten(1).cumsum(1) - 1
     count = torch.stack([rank[:, -1], behind[:, -1]]).amax(1) + 1
-    queries, others = (max(1, int(number)) for number in count.tolist())
-    total = queries + others
+    predicted, others = (int(number) for number in count.tolist())
+    total = _stepped(predicted + others)
     nothing = chunk * total
     member = torch.arange(chunk, device=device)[:, None]
     row = torch.where(predicting, rank + member * total, nothing)
-    row_behind = torch.where(earlier.flatten(1), behind + member * total + queries, nothing).unflatten(
+    row_behind = torch.where(earlier.flatten(1), behind + member * total + predicted, nothing).unflatten(
         1, earlier.shape[1:]
     )
     row_prompt = torch.where(last & used[..., None], row[:, :groups, None], row_behind)  # [C, B, P]
     row_response = row[:, groups:].unflatten(1, (groups, size, steps))  # [C, B, G, S]
 
     packed = torch.zeros(nothing + 1, dtype=torch.int64, device=device)
-    packed[row_prompt.flatten()] = prompts[..., :width].flatten()
+    packed[row_prompt.flatten()] = functional.pad(prompts, (0, max(0, width - prompts.shape[-1])))[..., :width].flatten()
     packed[row_response.flatten()] = targets[..., :steps].flatten()
     position = torch.zeros(nothing + 1, dtype=torch.int64, device=device)
     position[row_prompt.flatten()] = place.expand(row_prompt.shape).flatten()
@@ -118,6 +121,7 @@ def layout(
     own = torch.where(step <= step[:, None], 0.0, -torch.inf)
     shape = (chunk, 1, groups, 1, 1, steps)
     predicts = torch.cat([row[:, :groups, None, None].expand(-1, -1, size, -1), row_response], -1)
+    queries = _stepped(predicted)  # some rows of prompts may be among them, whose logits nobody reads
     among = predicts - member[..., None, None] * (total - queries)
     return Layout(
         tokens=packed[:nothing].reshape(chunk, total),
@@ -133,3 +137,8 @@ def layout(
         scored=scored,
         targets=targets,
     )
+
+
+def _stepped(rows: int) -> int:
+    """Round up to whole steps of rows, at least one."""
+    return max(1, -(-rows // ROW_STEP)) * ROW_STEP

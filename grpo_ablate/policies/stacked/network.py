@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grpo_ablate.policies.stacked.architecture import Architecture
 from grpo_ablate.policies.stacked.layout import Layout
+from grpo_ablate.policies.stacked.products import product
 from grpo_ablate.policies.stacked.rotation import rotate_
 
 Parameters = dict[str, Tensor]
@@ -93,16 +94,16 @@ def forward(parameters: Parameters, architecture: Architecture, layout: Layout) 
         )
         attended, of_prompts, of_responses = _attend(heads, layout, architecture)
         attended = attended.view(chunk, total, -1)
-        values = torch.baddbmm(values, attended, parameters[f"{name}.attention_out"])
+        values = values + product(attended, parameters[f"{name}.attention_out"])
         between = normed(values, eps)
-        gate_up = torch.bmm(between.value, folded(parameters, f"{name}.mlp_norm", f"{name}.mlp_in"))
+        gate_up = product(between.value, folded(parameters, f"{name}.mlp_norm", f"{name}.mlp_in"))
         raw, up = gate_up.chunk(2, -1)
         gate = functional.silu(raw)
         gated = gate * up
-        values = torch.baddbmm(values, gated, parameters[f"{name}.mlp_out"])
+        values = values + product(gated, parameters[f"{name}.mlp_out"])
         layers.append(LayerTape(before, heads, of_prompts, of_responses, attended, between, gate_up, gate, gated))
     final = normed(values[:, : layout.queries], eps)
-    logits = torch.bmm(final.value * parameters["norm"][:, None], architecture.head(parameters))
+    logits = product(final.value * parameters["norm"][:, None], architecture.head(parameters))
     return logits, Tape(layers, final)
 
 
@@ -119,7 +120,7 @@ def _heads(values: Tensor, matrix: Tensor, layout: Layout, architecture: Archite
     projected = values.new_empty(chunk * total + 1, architecture.projections, settings.head_size)
     projected[-1] = 0  # what empty slots show
     rows = projected[:-1]
-    torch.bmm(values, matrix, out=rows.view(chunk, total, -1))
+    rows.view(chunk, total, -1).copy_(product(values, matrix))
     rotate_(rows, layout.turn)
     slots = projected.view(-1, settings.head_size).index_select(0, layout.spread)
     return _parts(slots, layout, architecture, chunk)
@@ -186,18 +187,18 @@ def backward(
     head = architecture.head(parameters)
 
     weight = parameters["norm"][:, None]
-    of_head = torch.bmm((tape.final.value * weight).transpose(1, 2), logits)
+    of_head = product((tape.final.value * weight).transpose(1, 2), logits)
     if not architecture.settings.tied:
         into["head"].copy_(of_head)
-    upper = torch.bmm(logits, head.transpose(1, 2))
+    upper = product(logits, head.transpose(1, 2))
     torch.sum(upper * tape.final.value, 1, out=into["norm"])
     values = logits.new_zeros(chunk, total, upper.shape[-1])
     values[:, : layout.queries] = _unnormed(upper.mul_(weight), tape.final)
 
     for layer in reversed(range(architecture.settings.layers)):
         name, saved = f"layers.{layer}", tape.layers[layer]
-        torch.bmm(saved.gated.transpose(1, 2), values, out=into[f"{name}.mlp_out"])
-        upper = torch.bmm(values, parameters[f"{name}.mlp_out"].transpose(1, 2))
+        into[f"{name}.mlp_out"].copy_(product(saved.gated.transpose(1, 2), values))
+        upper = product(values, parameters[f"{name}.mlp_out"].transpose(1, 2))
         raw, up = saved.gate_up.chunk(2, -1)
         both = torch.empty_like(saved.gate_up)
         of_gate, of_up = both.chunk(2, -1)
@@ -205,8 +206,8 @@ def backward(
         torch.ops.aten.silu_backward.grad_input(upper.mul_(up), raw, grad_input=of_gate)
         values += _matrix(parameters, into, f"{name}.mlp_norm", f"{name}.mlp_in", saved.mlp_in, both)
 
-        torch.bmm(saved.attended.transpose(1, 2), values, out=into[f"{name}.attention_out"])
-        upper = torch.bmm(values, parameters[f"{name}.attention_out"].transpose(1, 2))
+        into[f"{name}.attention_out"].copy_(product(saved.attended.transpose(1, 2), values))
+        upper = product(values, parameters[f"{name}.attention_out"].transpose(1, 2))
         projected = _attend_backward(upper, saved, layout, architecture)
         values += _matrix(
             parameters, into, f"{name}.attention_norm", f"{name}.attention_in", saved.attention_in, projected
@@ -232,11 +233,11 @@ def _matrix(
     parameters: Parameters, into: Parameters, norm: str, matrix: str, saved: Normed, gradient: Tensor
 ) -> Tensor:
     """Go back through a norm and the matrix behind it: write both gradients, return that of the norm's input."""
-    weight, product = parameters[norm], parameters[matrix]
-    of_folded = torch.bmm(saved.value.transpose(1, 2), gradient)
-    torch.sum(of_folded * product, -1, out=into[norm])
+    weight, after = parameters[norm], parameters[matrix]
+    of_folded = product(saved.value.transpose(1, 2), gradient)
+    torch.sum(of_folded * after, -1, out=into[norm])
     torch.mul(of_folded, weight[..., None], out=into[matrix])
-    return _unnormed(torch.bmm(gradient, (weight[..., None] * product).transpose(1, 2)), saved)
+    return _unnormed(product(gradient, (weight[..., None] * after).transpose(1, 2)), saved)
 
 
 def _attend_backward(upper: Tensor, saved: LayerTape, layout: Layout, architecture: Architecture) -> Tensor:

@@ -48,6 +48,8 @@ class Stacked:
         self.optimizer = StackedOptimizer([self.flat], spec.optimizer, spec.rounds * spec.steps_per_round)
         everything = torch.arange(task.prompt_count + task.held_out_count)
         prompts, length = task.prompt_tokens(everything)
+        # torch's softmax over fewer than 16 numbers is many times slower.
+        prompts = torch.nn.functional.pad(prompts, (0, max(0, 16 - prompts.shape[1])), value=task.pad)
         self.prompts, self.prompt_length = prompts.to(self.device), length.to(self.device)
         positions = prompts.shape[1] + spec.sampling.max_tokens
         self.turns = rotations(self.architecture, positions, self.device)
