@@ -12,6 +12,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from grpo_ablate.analysis.alarms import alarms
+from grpo_ablate.analysis.controls import judge_controls
+from grpo_ablate.analysis.scores import Scores
 from grpo_ablate.analysis.summary import summarise, write_summary
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_lines import INTEGERS, Lines, record_lines
@@ -19,6 +22,8 @@ from grpo_ablate.runs.record_files import has_record
 from grpo_ablate.spec.cells import cells, measured_runs
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from grpo_ablate.spec.resolve import Experiment, Row
 
 KEYS = (
@@ -72,10 +77,20 @@ def collect(
         folder.mkdir(parents=True, exist_ok=True)
         pyarrow.parquet.write_table(runs, parquet, compression="zstd")
         pyarrow.csv.write_csv(runs, text, pyarrow.csv.WriteOptions(quoting_style="needed"))
-        written = write_summary(experiment, summarise(experiment, runs.to_pandas()), folder)
+        table = runs.to_pandas()
+        written = write_summary(
+            experiment, summarise(experiment, table), folder, failed_controls(experiment, table)
+        )
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error}).") from error
     return [parquet, text, *written]
+
+
+def failed_controls(experiment: Experiment, runs: pd.DataFrame) -> list[str]:
+    """Return a sentence for each control of the experiment's own runs that does not hold."""
+    if experiment.metric not in runs:
+        return []
+    return alarms(judge_controls(experiment, Scores(experiment, runs))[0])
 
 
 def tidy(experiment: Experiment, results: Path, source: str = "records", *, partial: bool = False) -> pa.Table:
@@ -154,9 +169,7 @@ def _roles(experiment: Experiment) -> dict[str, tuple[Row, ...]]:
 
 def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mapping[str, str]) -> pa.Table:
     chosen = [
-        (row, seed, found[row.hash, seed])
-        for row, seed in measured_runs(experiment)
-        if (row.hash, seed) in found
+        (row, seed, found[row.hash, seed]) for row, seed in measured_runs(experiment) if (row.hash, seed) in found
     ]
     roles = {id(row): role for role, rows in _roles(experiment).items() for row in rows}
     counts = [len(run.lines["round"]) for _, _, run in chosen]

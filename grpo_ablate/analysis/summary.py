@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from grpo_ablate.analysis.alarms import above
 from grpo_ablate.analysis.tables import DIALECTS, render
 
 if TYPE_CHECKING:
@@ -96,12 +97,18 @@ def summarise(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def write_summary(experiment: Experiment, summary: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write the summary as CSV, and the table of the experiment's own metric in every dialect."""
+def write_summary(
+    experiment: Experiment, summary: pd.DataFrame, folder: Path, heading: Sequence[str] = ()
+) -> list[Path]:
+    """Write the summary as CSV, and the table of the experiment's own metric in every dialect.
+
+    ``heading`` stands above every table: what a failed control says.
+    """
     files = [folder / f"{experiment.name}.csv"]
     summary.to_csv(files[0], index=False, lineterminator="\n")
     own = summary[summary["metric"] == experiment.metric]
     for dialect in DIALECTS:
         files.append(folder / f"{experiment.name}.{dialect}")
-        files[-1].write_text(render(own, dialect, baseline=experiment.baseline), encoding="utf-8")
+        text = above(heading, dialect) + render(own, dialect, baseline=experiment.baseline)
+        files[-1].write_text(text, encoding="utf-8")
     return files
