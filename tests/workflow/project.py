@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-TARGETS = {"all", "grid", "quick", "smoke"}
+TARGETS = {"all", "grid", "quick", "smoke", "alpha", "beta", "gamma", "total", "job"}  # not jobs of their own
 
 # alpha: two rows of two blocks on a testbed that reruns; beta: two rows of one block on one that keeps.
 ALPHA = """
@@ -38,6 +38,30 @@ rows:
   none: {advantage: {baseline: none, scale: none}}
 figures: [curves]
 """
+# A language model of some thousand parameters: two rows and two controls of one block, and a warm start.
+GAMMA = """
+question: Does a mean over sequences matter?
+testbed: tongue
+baseline: sequence-mean
+seeds: 2
+rows:
+  sequence-mean: {}
+  token-mean: {update: {reduction: token-mean}}
+figures: [curves]
+"""
+TONGUE = """
+description: a tiny language model
+seeds_per_job: 2
+task: {name: arithmetic, held_out: 16, train_prompts: 32}
+policy:
+  {name: stacked, hidden: 32, layers: 1, heads: 1, kv_heads: 1, intermediate: 32,
+   warmstart: {steps: 20, demonstrations: 64, batch: 16}}
+evaluation: {every: 2, samples: 2}
+sampling: {prompts: 4, group_size: 4, max_tokens: 12}
+update: {inner_passes: 2, minibatches: 2}
+optimizer: {name: adamw, learning_rate: 1e-3, max_grad_norm: 1}
+budget: {rollouts: 64}
+"""
 # The wiring of the paper, without its words: those tell of experiments that take longer than these.
 PAPER = """
 from pathlib import Path
@@ -47,10 +71,15 @@ def inputs(experiments):
     return [f"figures/{experiment.name}-curves.pdf" for experiment in experiments]
 
 
-def build(results, folder):
-    (results / "paper").mkdir(parents=True, exist_ok=True)
-    (results / "paper" / "numbers.json").write_text("{}")
-    (folder / "paper.pdf").write_bytes(b"%PDF")
+WHOLE, QUICK = ("paper", ""), ("paper-quick", "-quick")
+
+
+def build(results, folder, edition):
+    name, suffix = edition
+    for file in (f"paper/numbers{suffix}.json", f"figures/overview{suffix}.pdf", f"figures/overview{suffix}.png"):
+        (results / file).parent.mkdir(parents=True, exist_ok=True)
+        (results / file).write_text("{}")
+    (folder / f"{name}.pdf").write_bytes(b"%PDF")
 """
 
 
@@ -77,7 +106,11 @@ class Project:
         jobs = {name: int(count) for name, count in re.findall(r"^([\w-]+) +(\d+)$", table, re.MULTILINE)}
         assert jobs or "Nothing to be done" in text, text
         return Counter(
-            {name: n for name, n in jobs.items() if name not in {"total", "job", "alpha", "beta", *TARGETS}}
+            {
+                name: n
+                for name, n in jobs.items()
+                if name not in {"total", "job", "alpha", "beta", "gamma", *TARGETS}
+            }
         )
 
     def status(self) -> dict:
@@ -121,11 +154,12 @@ class Project:
         return Project(to)
 
     def records(self) -> dict[str, bytes]:
-        """The bytes of everything in the run records that must not depend on how they came about."""
-        runs = self.path / "results" / "runs"
+        """The bytes of everything in run records and warm starts that must not depend on how they came about."""
+        results = self.path / "results"
         return {
-            str(path.relative_to(runs)): path.read_bytes()
-            for path in sorted(runs.rglob("*"))
+            str(path.relative_to(results)): path.read_bytes()
+            for folder in ("runs", "warmstarts")
+            for path in sorted((results / folder).rglob("*"))
             if path.is_file() and path.name not in ("timing.json", "provenance.json")
         }
 
@@ -143,6 +177,16 @@ def build(path: Path, rollouts: int = 96) -> Project:
         (path / f"experiments/testbeds/{name}.yaml").write_text(yaml.safe_dump(testbed | changes))
     (path / "grpo_ablate/analysis/paper.py").write_text(PAPER)
     return Project(path)
+
+
+def build_language(path: Path) -> Project:
+    """Write a project with a language model's experiment alone."""
+    project = build(path)
+    for file in (path / "experiments").rglob("*.yaml"):
+        file.unlink()
+    (path / "experiments/testbeds/tongue.yaml").write_text(TONGUE)
+    (path / "experiments/gamma.yaml").write_text(GAMMA)
+    return project
 
 
 def command(*arguments: str) -> list[str]:

@@ -1,7 +1,7 @@
 """What Snakemake would run after each kind of change: training jobs and everything downstream of them.
 
 ``snakemake -n`` in a copy of a finished project: alpha has two rows of two blocks, beta (which keeps results
-of older code) two rows of one.
+of older code) two rows of one; each has two controls besides.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from project import Project
 pytestmark = pytest.mark.slow
 
 NOTHING: Counter[str] = Counter()
-AFTER_ALPHA = {"log": 1, "collect": 1, "draw-alpha": 1, "paper": 1}
-AFTER_BETA = {"log": 1, "collect": 1, "draw-beta": 1, "paper": 1}
-AFTER_BOTH = {"log": 2, "collect": 2, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
+AFTER_ALPHA = {"log": 1, "collect": 1, "compare": 1, "draw-alpha": 1, "paper": 1}
+AFTER_BOTH = {"log": 2, "collect": 2, "compare": 2, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
 
 
 def trains(number: int, then: dict[str, int]) -> Counter[str]:
@@ -69,9 +68,14 @@ def test_a_row_renamed_remakes_its_experiment(project: Project) -> None:
     assert project.planned() == trains(0, AFTER_ALPHA) - Counter()
 
 
-def test_a_seed_block_added_trains_that_block_of_every_row(project: Project) -> None:
+def test_a_seed_block_added_trains_that_block_of_every_row_and_control(project: Project) -> None:
     project.edit("experiments/alpha.yaml", "seeds: 4", "seeds: 6")
-    assert project.planned() == trains(2, AFTER_ALPHA)
+    assert project.planned() == trains(4, AFTER_ALPHA)
+
+
+def test_a_baseline_edited_trains_its_controls_as_well(project: Project) -> None:
+    project.edit("experiments/alpha.yaml", "group-std: {}", "group-std: {advantage: {eps: 1e-3}}")
+    assert project.planned() == trains(2 + 4, AFTER_ALPHA)
 
 
 def test_a_neutral_switch_added_to_the_schema_changes_nothing(project: Project) -> None:
@@ -110,7 +114,7 @@ def test_the_folder_moved_with_its_results_changes_nothing(project: Project) -> 
 
 
 def test_a_fresh_clone_trains_everything(finished: Project, tmp_path: Path) -> None:
-    assert finished.cloned(tmp_path / "clone").planned() == trains(6, AFTER_BOTH)
+    assert finished.cloned(tmp_path / "clone").planned() == trains(12, {**AFTER_BOTH, "controls": 1})
 
 
 @pytest.mark.parametrize("copy_dates", [True, False], ids=["dates kept", "dates lost"])
@@ -156,12 +160,11 @@ def test_a_training_function_edited_retrains_what_reruns_and_marks_what_is_kept(
             "    def step(", "    def added(self) -> int:\n        return 0\n\n    def step(", 1
         )
     )
-    # alpha: two rows of two blocks. beta keeps its runs; its table is made anew to say so
-    assert project.planned() == Counter(
-        {"train": 4, "log": 1, "collect": 2, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
-    )
+    # alpha: two rows and two controls of two blocks. beta keeps its runs; its tables are made anew to say so
+    after = {"log": 1, "collect": 2, "compare": 2, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
+    assert project.planned() == trains(8, after)
     states = project.status()["counts"]
-    assert (states["stale"], states["done"]) == (6, 0)
+    assert (states["stale"], states["done"]) == (12, 0)
 
 
 def test_a_training_function_edited_back_before_a_run_changes_nothing(project: Project) -> None:
@@ -170,7 +173,7 @@ def test_a_training_function_edited_back_before_a_run_changes_nothing(project: P
     path.write_text(
         before.replace("    def step(", "    def added(self) -> int:\n        return 0\n\n    def step(", 1)
     )
-    assert project.planned()["train"] == 4
+    assert project.planned()["train"] == 8
     path.write_text(before)
     assert project.planned() == NOTHING
 
@@ -183,7 +186,7 @@ def test_a_training_function_edited_back_after_a_run_retrains(project: Project) 
     )
     block = next((project.path / "results/runs/tiny").rglob("run.json"))
     project.run("--cores", "2", str(block.relative_to(project.path)))
-    assert project.planned()["train"] == 3
+    assert project.planned()["train"] == 7
     path.write_text(before)
     assert project.planned() == trains(1, AFTER_ALPHA)
 
@@ -217,9 +220,10 @@ def test_an_experiment_of_known_rows_trains_nothing(project: Project) -> None:
     alpha = project.experiment("alpha")
     project.write("gamma", alpha | {"rows": {"same": {}}, "baseline": "same", "figures": ["curves"]})
     planned = project.planned()
-    assert planned == Counter({"log": 1, "collect": 1, "draw-gamma": 1, "paper": 1})
+    assert planned == Counter({"log": 1, "collect": 1, "compare": 1, "draw-gamma": 1, "paper": 1})
 
 
 def test_an_experiment_target_makes_that_experiment_alone(finished: Project, tmp_path: Path) -> None:
     clone = finished.cloned(tmp_path / "clone")
-    assert clone.planned("alpha") == trains(4, {"log": 1, "collect": 1, "draw-alpha": 1})
+    after = {"log": 1, "collect": 1, "compare": 1, "draw-alpha": 1, "controls": 1}
+    assert clone.planned("alpha") == trains(8, after)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sqlite3
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
-from project import Project, build, command, environment
+from killing import kill, start, wait_for
+from project import Project, build
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +18,7 @@ ROLLOUTS = 32 * 1000  # some seconds of training
 
 
 def small(path: Path) -> Project:
-    """Two rows of one block, nothing else: two trainers side by side."""
+    """Two rows and two controls of one block, nothing else: two trainers side by side."""
     project = build(path, ROLLOUTS)
     (project.path / "experiments/beta.yaml").unlink()
     project.edit("experiments/alpha.yaml", "seeds: 4", "seeds: 2")
@@ -33,40 +30,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = small(tmp_path_factory.mktemp("whole") / "project")
     project.run("--cores", "2")
     return project
-
-
-def start(project: Project) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command("--cores", "2"),
-        cwd=project.path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the moment to kill at never came"
-        time.sleep(0.02)
-
-
-def workers(snakemake: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The processes that work for this Snakemake, youngest first."""
-    return list(reversed(psutil.Process(snakemake.pid).children(recursive=True)))
-
-
-def kill(snakemake: subprocess.Popen[bytes], victim: str) -> None:
-    children = workers(snakemake)
-    if victim in ("snakemake", "both"):
-        snakemake.send_signal(signal.SIGKILL)
-    if victim in ("child", "both"):
-        for child in children[: 1 if victim == "child" else None]:
-            if child.is_running():
-                child.kill()
-    snakemake.wait(timeout=120)
 
 
 def moment(project: Project, name: str) -> None:
@@ -96,14 +59,14 @@ def test_a_killed_workflow_is_finished_by_the_same_command(
     project.run("--cores", "2")
     assert project.records() == uninterrupted.records()
     assert project.planned() == Counter()
-    assert mlflow_states(project) == {"FINISHED": 4}
+    assert mlflow_states(project) == {"FINISHED": 8}
 
 
 def test_records_do_not_depend_on_the_number_of_cores(uninterrupted: Project, tmp_path: Path) -> None:
     project = uninterrupted.cloned(tmp_path / "project")
     project.run("--cores", "1")
     assert project.records() == uninterrupted.records()
-    assert len(project.records()) == 2 * 4
+    assert len(project.records()) == 4 * 4
 
 
 def test_a_second_workflow_in_the_folder_is_refused_and_harms_nothing(

@@ -69,7 +69,9 @@ def test_tables_read_back_from_mlflow_are_the_same(project: Project) -> None:
     table = project.path / "results/tables/alpha-runs.parquet"
     summary = project.path / "results/tables/alpha.csv"
     before, text = table.read_bytes(), summary.read_text()
-    assert project.planned("alpha", "--config", "source=mlflow") == Counter({"collect": 1, "draw-alpha": 1})
+    assert project.planned("alpha", "--config", "source=mlflow") == Counter(
+        {"collect": 1, "compare": 1, "draw-alpha": 1}
+    )
     table.unlink()
     project.run("--cores", "2", "alpha", "--config", "source=mlflow")
     assert table.read_bytes() == before
@@ -127,19 +129,19 @@ def test_smoke_makes_tables_and_figures_of_every_experiment_apart(project: Proje
 
 
 def test_status_tells_every_state(project: Project) -> None:
-    assert project.status()["counts"] == {"done": 6, "stale": 0, "running": 0, "failed": 0, "missing": 0}
+    assert project.status()["counts"] == {"done": 12, "stale": 0, "running": 0, "failed": 0, "missing": 0}
     project.edit("experiments/alpha.yaml", "clip_high: 0.3", "clip_high: 0.4")
     assert project.status()["counts"]["missing"] == 2
     broken_record(project)
     next((project.path / "results/runs/kept").rglob("metrics.parquet")).unlink()
     counts = project.status()["counts"]
-    assert (counts["failed"], counts["missing"], counts["done"]) == (2, 2, 2)
+    assert (counts["failed"], counts["missing"], counts["done"]) == (2, 2, 8)
     broken = [cell for cell in project.status()["cells"] if cell["state"] == "failed"]
     assert {cell["detail"] for cell in broken} >= {"without metrics.parquet"}
     cut = next((project.path / "results/runs/kept").rglob("metrics.parquet"))
     cut.write_bytes(cut.read_bytes()[:-100])
     counts = project.status()["counts"]
-    assert (counts["failed"], counts["done"]) == (3, 1)
+    assert (counts["failed"], counts["done"]) == (3, 7)
     details = {cell["detail"] for cell in project.status()["cells"] if cell["state"] == "failed"}
     assert any("metrics.parquet: differs from the checksum in run.json; remove" in detail for detail in details)
 
@@ -170,4 +172,4 @@ def test_a_testbed_that_streams_logs_while_it_trains_and_its_server_may_change(
         states = store.execute(
             "SELECT status, count(*) FROM runs WHERE lifecycle_stage = 'active' GROUP BY status"
         ).fetchall()
-    assert states == [("FINISHED", 4)]
+    assert states == [("FINISHED", 8)]
