@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from grpo_ablate.bench.workload import DEFAULT, Workload, check_comparable, prepared, testbed_spec
+from grpo_ablate.bench.workload import DEFAULT, Workload, check_comparable, prepared, spec_of_testbed
 from grpo_ablate.errors import UserError, nearest
 
 AGAINST = ("transformers", "trl")
@@ -35,7 +35,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
             raise UserError(f"--against {name}: the package {name} is not installed; pip install '{extra}'.")
     testbeds = list(dict.fromkeys(arguments.testbeds)) or list(DEFAULT)
     for name in testbeds:
-        spec = testbed_spec(name)
+        spec = spec_of_testbed(name)
         if against:
             check_comparable(spec, against, name)
     import torch
@@ -46,7 +46,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
     reports = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in testbeds:
-            rounds = arguments.rounds or -(-testbed_spec(name).rounds // arguments.slices)
+            rounds = arguments.rounds or -(-spec_of_testbed(name).rounds // arguments.slices)
             work = prepared(name, arguments.results, 1 + rounds * arguments.slices, Path(scratch))
             reports.append(
                 _measured(

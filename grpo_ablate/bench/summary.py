@@ -50,6 +50,7 @@ class Summary:
     evaluation_seconds: dict[str, float]  # of one process: "2 samples" -> seconds
     share_of_run: dict[str, float] | None  # sampling, training, rest and evaluation of a whole run of the testbed
     times: dict[str, Spread]  # name of another side -> how many times its updates per second
+    work: tuple[tuple[Slice, ...], ...]  # everything above comes from: [slice][process]
 
 
 def peak_gflops(result: Result) -> Spread:
@@ -89,6 +90,7 @@ def summarise(result: Result, peak: float, others: Sequence[Result], whole: Spec
         start_up_seconds=max(result.start_up),
         evaluation_seconds=evaluation,
         share_of_run=None if parts is None or not evaluation else _share_of_run(parts, evaluation, whole),
+        work=result.slices,
         times={
             other.side.name: spread([a / b for a, b in zip(mine, rates(other), strict=True)]) for other in others
         },

@@ -47,7 +47,7 @@ class Workload:
     origin: str  # what training starts from, in words
 
 
-def testbed_spec(name: str) -> Spec:
+def spec_of_testbed(name: str) -> Spec:
     """Return what a testbed trains by itself, all seeds from one start.
 
     Raises:
@@ -102,7 +102,7 @@ def prepared(name: str, results: Path, rounds: int, scratch: Path) -> Workload:
 
     It starts from the testbed's warm start where ``results`` has it, else from a short one trained in ``scratch``.
     """
-    whole = testbed_spec(name)
+    whole = spec_of_testbed(name)
     start = start_of(whole, 0, 0)
     assert start is not None
     if found_start(results, start) is not None:

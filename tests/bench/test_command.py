@@ -12,6 +12,7 @@ from grpo_ablate.bench import command
 from grpo_ablate.bench.job import Job
 from grpo_ablate.bench.measure import Side, measure
 from grpo_ablate.bench.mlflow_cost import MlflowCost
+from grpo_ablate.bench.pacer import Slice
 from grpo_ablate.bench.report import Report, as_json, as_text
 from grpo_ablate.bench.summary import Summary, spread
 from grpo_ablate.cli import main
@@ -127,6 +128,7 @@ def side(name, **changes):
         evaluation_seconds={"2 samples": 3.2, "16 samples": 32.0},
         share_of_run={"sampling": 0.1, "training": 0.5, "rest": 0.0, "evaluation": 0.4},
         times={"transformers": spread([2.5, 2.6]), "trl": spread([4.1, 4.2])},
+        work=((Slice(11, 1.5, 176, 1400, 22528),),),
     )
     return replace(found, **changes)
 
@@ -150,6 +152,7 @@ def test_the_report_fits_100_columns_and_its_json_holds_every_slice():
     found = json.loads(as_json([report], machine))
     (testbed,) = found["testbeds"]
     assert testbed["sides"][0]["updates_per_second"]["slices"] == [1234.5, 1300.0, 1200.0]
+    assert testbed["sides"][0]["work"][0][0]["tokens"] == 1400
     assert testbed["spec"]["sampling"]["group_size"] == 4
     assert found["machine"]["versions"]["trl"] == "1.16.0"
 
