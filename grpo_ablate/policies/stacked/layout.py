@@ -83,7 +83,9 @@ def layout(
     row_response = row[:, groups:].unflatten(1, (groups, size, steps))  # [C, B, G, S]
 
     packed = torch.zeros(nothing + 1, dtype=torch.int64, device=device)
-    packed[row_prompt.flatten()] = functional.pad(prompts, (0, max(0, width - prompts.shape[-1])))[..., :width].flatten()
+    packed[row_prompt.flatten()] = functional.pad(prompts, (0, max(0, width - prompts.shape[-1])))[
+        ..., :width
+    ].flatten()
     packed[row_response.flatten()] = targets[..., :steps].flatten()
     position = torch.zeros(nothing + 1, dtype=torch.int64, device=device)
     position[row_prompt.flatten()] = place.expand(row_prompt.shape).flatten()
@@ -121,6 +123,7 @@ def layout(
     own = torch.where(step <= step[:, None], 0.0, -torch.inf)
     shape = (chunk, 1, groups, 1, 1, steps)
     predicts = torch.cat([row[:, :groups, None, None].expand(-1, -1, size, -1), row_response], -1)
+    predicts = predicts[..., : scored.shape[-1]]  # one less where no response may have two tokens
     queries = _stepped(predicted)  # some rows of prompts may be among them, whose logits nobody reads
     among = predicts - member[..., None, None] * (total - queries)
     return Layout(
