@@ -33,10 +33,7 @@ def test_logits_of_a_row_do_not_depend_on_how_many_rows_are_alive(members: int) 
     hidden = torch.zeros(members, rows, 1, 1, width)
 
     def logits(count: int) -> torch.Tensor:
-        cache = Cache(
-            [k[:, :count].flatten(0, 1).clone() for k in keys],
-            [v[:, :count].flatten(0, 1).clone() for v in values],
-        )
+        cache = Cache(*(tuple(t[:, :count].flatten(0, 1).clone() for t in part) for part in (keys, values)))
         seen = hidden[:, :count].flatten(0, 1).view(-1, 1, 1, width)
         return decode(model, tokens[:, :count], position[:, :count], seen, cache, place)
 

@@ -9,6 +9,8 @@ do those by a matrix of fewer than 16 columns, row by row.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,22 +69,44 @@ def decoder(flat: Tensor, architecture: Architecture, turns: Tensor) -> Decoder:
     return Decoder(layers, parameters["embedding"], head, turns, architecture)
 
 
-@dataclass
+class Workspace:
+    """Memory for keys and values that call after call uses again.
+
+    Memory fresh from the system costs more than what is written to it. There are two halves: a smaller
+    batch is copied from one to the other.
+    """
+
+    def __init__(self) -> None:
+        self.halves = [torch.empty(0), torch.empty(0)]
+
+    def other(self, count: int, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+        """Return ``count`` tensors of ``shape`` in the half that was not used last, whatever they hold."""
+        self.halves.reverse()
+        size = count * math.prod(shape)
+        if self.halves[0].numel() < size:
+            self.halves[0] = torch.empty(size, device=device)
+        return self.halves[0][:size].view(count, *shape).unbind()
+
+
+@dataclass(frozen=True)
 class Cache:
     """Keys and values of R rows a member: per layer [M R, kv heads, P + T, D]."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
 
-    def take(self, rows: Tensor, width: int) -> Cache:
+    def take(self, rows: Tensor, width: int, workspace: Workspace) -> Cache:
         """Return a cache of the rows at ``rows`` int64 [M R'], of which the first ``width`` places are filled."""
+        return _filled((*self.keys, *self.values), rows, width, self.keys[0].shape[2], workspace)
 
-        def chosen(tensor: Tensor) -> Tensor:
-            found = tensor.new_empty(len(rows), *tensor.shape[1:])
-            found[:, :, :width] = tensor[:, :, :width].index_select(0, rows)
-            return found
 
-        return Cache([chosen(t) for t in self.keys], [chosen(t) for t in self.values])
+def _filled(tensors: Sequence[Tensor], rows: Tensor, width: int, room: int, workspace: Workspace) -> Cache:
+    """Return a cache of ``room`` places whose first ``width`` hold those of ``tensors`` at ``rows``."""
+    first = tensors[0]
+    found = workspace.other(len(tensors), (len(rows), first.shape[1], room, first.shape[3]), first.device)
+    for target, tensor in zip(found, tensors, strict=True):
+        target[:, :, :width] = tensor[:, :, :width].index_select(0, rows)
+    return Cache(found[: len(found) // 2], found[len(found) // 2 :])
 
 
 def _layer_end(
@@ -94,8 +118,8 @@ def _layer_end(
     return values.baddbmm_(functional.silu(raw).mul_(up), down)
 
 
-def prefill(model: Decoder, prompts: Tensor, length: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return the logits [M, B, V] after each prompt and, per layer, keys and values [M, B, kv heads, P, D].
+def prefill(model: Decoder, prompts: Tensor, length: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the logits [M, B, V] after each prompt, and every layer's keys, then values, [M, B, kv heads, P, D].
 
     ``prompts`` int64 [M, B, P], padded on the right to ``length`` [M, B]; B is a multiple of ``ROWS``.
     """
@@ -105,14 +129,15 @@ def prefill(model: Decoder, prompts: Tensor, length: Tensor) -> tuple[Tensor, li
     place = torch.arange(width, device=prompts.device)
     mask = torch.where(place <= place[:, None], 0.0, -torch.inf)
     values = embed(model.embedding, prompts.flatten(1))
-    cache = []
+    keys, kept = [], []
     for matrices in model.layers:
         projected = torch.bmm(normed(values, settings.rms_eps).value, matrices[0])
         projected = projected.view(members, count, width, -1, size)
         rotate_(projected, model.turns[:width])
         query, key, value = projected.transpose(2, 3).split([heads, shared, shared], 2)
         key, value = key.contiguous(), value.contiguous()
-        cache.append((key, value))
+        keys.append(key)
+        kept.append(value)
         query = query.reshape(members * count * shared, -1, size)
         scores = torch.bmm(query, key.view(-1, width, size).transpose(1, 2)).view(-1, width, width).add_(mask)
         attention = scores.softmax(-1).view(members * count * shared, -1, width)
@@ -121,7 +146,7 @@ def prefill(model: Decoder, prompts: Tensor, length: Tensor) -> tuple[Tensor, li
         values = _layer_end(values, attended, matrices, settings.rms_eps)
     last = (length - 1)[..., None, None].expand(-1, -1, -1, values.shape[-1])
     values = values.view(members, count, width, -1).gather(2, last)[:, :, 0]
-    return _logits(model, values), cache
+    return _logits(model, values), [*keys, *kept]
 
 
 def _logits(model: Decoder, values: Tensor) -> Tensor:
@@ -178,6 +203,7 @@ def draw(
     law: Sampling,
     end: int,
     pad: int,
+    workspace: Workspace,
 ) -> Drawn:
     """Draw ``size`` responses to each of ``prompts`` int64 [M, B, P] of ``length`` [M, B].
 
@@ -239,10 +265,12 @@ def draw(
             position = position.gather(1, kept)
             hidden = hidden.gather(1, kept[..., None].expand(-1, -1, width + limit))
             if cache is None:
-                cache = _expanded(of_prompts, rows // size, width + limit)
+                prompt = rows // size + torch.arange(members, device=device)[:, None] * prompts.shape[1]
+                of_rows = [tensor.flatten(0, 1) for tensor in of_prompts]
+                cache = _filled(of_rows, prompt.flatten(), width, width + limit, workspace)
             else:
                 offset = torch.arange(members, device=device)[:, None] * room
-                cache = cache.take((kept + offset).flatten(), width + step - 1)
+                cache = cache.take((kept + offset).flatten(), width + step - 1, workspace)
         seen = hidden.view(-1, 1, 1, width + limit)
         logits = decode(model, fed, position + (step - 1), seen, cache, width + step - 1)
         fed = pick(logits, slot, step)
@@ -261,20 +289,3 @@ def draw(
         logprobs=shaped(logprobs),
         support=None if support is None else shaped(support),
     )
-
-
-def _expanded(of_prompts: list[tuple[Tensor, Tensor]], group: Tensor, width: int) -> Cache:
-    """Return a cache of ``width`` places whose rows begin with the keys and values of their prompts.
-
-    ``group`` int64 [M, R] is each row's prompt.
-    """
-    members, count = of_prompts[0][0].shape[:2]
-    where = (group + torch.arange(members, device=group.device)[:, None] * count).flatten()
-
-    def chosen(tensor: Tensor) -> Tensor:
-        prompt = tensor.flatten(0, 1)
-        found = prompt.new_empty(len(where), prompt.shape[1], width, prompt.shape[3])
-        found[:, :, : prompt.shape[2]] = prompt.index_select(0, where)
-        return found
-
-    return Cache([chosen(key) for key, _ in of_prompts], [chosen(value) for _, value in of_prompts])

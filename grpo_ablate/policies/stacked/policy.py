@@ -54,6 +54,7 @@ class Stacked:
         positions = prompts.shape[1] + spec.sampling.max_tokens
         self.turns = rotations(self.architecture, positions, self.device)
         shape = (spec.sampling.prompts, spec.sampling.group_size, spec.sampling.max_tokens)
+        self.workspace = decoding.Workspace()
         self.uniforms = RoundUniforms(keys, Purpose.RESPONSE, shape)
 
     def _leaf(self, first: int) -> Tensor:
@@ -107,6 +108,7 @@ class Stacked:
             law,
             self.task.end,
             self.task.pad,
+            self.workspace,
         )
 
     def logprobs(self, batch: Batch, *, kl_exact: bool = False) -> Says:
