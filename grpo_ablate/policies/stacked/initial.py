@@ -9,15 +9,16 @@ from grpo_ablate.policies.stacked.architecture import Architecture
 from grpo_ablate.rng import Keys, Purpose, normal
 from grpo_ablate.spec.schema import StackedPolicy
 
-EMBEDDING = 0.3  # standard deviation; with transformers' 0.02 for all a model of this size stands still for long
+DEVIATION = (
+    0.02  # of every matrix, as in transformers; from larger ones a policy learns less from the same rollouts
+)
 ROW = 1 << 16  # numbers of one key's ``token`` coordinate
 
 
 def initial_parameters(settings: StackedPolicy, vocabulary: int, keys: Keys) -> dict[str, Tensor]:
     """Return random parameters by name, float32 [M, ...]: norms of one, and normal matrices.
 
-    The variance of a matrix is one over its inputs, so that every layer passes on the scale it receives. The
-    parameters of a seed depend neither on the other members nor on how many there are.
+    The parameters of a seed depend neither on the other members nor on how many there are.
     """
     architecture = Architecture(settings, vocabulary)
     place = torch.arange(architecture.size, device=keys.seeds.device)
@@ -27,8 +28,7 @@ def initial_parameters(settings: StackedPolicy, vocabulary: int, keys: Keys) -> 
         if name.endswith("norm"):
             found[name] = torch.ones_like(numbers, dtype=torch.float32)
         else:
-            deviation = EMBEDDING if name == "embedding" else numbers.shape[1] ** -0.5
-            found[name] = (numbers * deviation).float()
+            found[name] = (numbers * DEVIATION).float()
     return found
 
 
