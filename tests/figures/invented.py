@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import compared
 import numpy as np
 import pandas as pd
 
@@ -61,7 +62,9 @@ def runs(shown: Experiment, seeds: int = 4, evaluations: int = 6) -> pd.DataFram
 
 
 def write(results: Path, *names: str, seeds: int = 4, evaluations: int = 6) -> None:
-    """Write the tidy tables of the named experiments below a results folder."""
+    """Write the tidy tables and comparisons of the named experiments below a results folder."""
     (results / "tables").mkdir(parents=True, exist_ok=True)
     for name in names:
-        runs(experiment(name), seeds, evaluations).to_parquet(results / "tables" / f"{name}-runs.parquet")
+        table = runs(experiment(name), seeds, evaluations)
+        table.to_parquet(results / "tables" / f"{name}-runs.parquet")
+        compared.write(results, experiment(name), table)

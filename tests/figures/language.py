@@ -6,6 +6,7 @@ import zlib
 from functools import cache
 from pathlib import Path
 
+import compared
 import numpy as np
 import pandas as pd
 from invented import ROOT
@@ -84,7 +85,9 @@ def _row(shown: Experiment, row, seeds: int) -> pd.DataFrame:
 
 
 def write(results: Path, *names: str, seeds: int | None = None) -> None:
-    """Write the tidy tables of the named experiments below a results folder."""
+    """Write the tidy tables and comparisons of the named experiments below a results folder."""
     (results / "tables").mkdir(parents=True, exist_ok=True)
     for name in names:
-        runs(experiments()[name], seeds).to_parquet(results / "tables" / f"{name}-runs.parquet")
+        table = runs(experiments()[name], seeds)
+        table.to_parquet(results / "tables" / f"{name}-runs.parquet")
+        compared.write(results, experiments()[name], table)

@@ -44,9 +44,6 @@ def place(tmp_path_factory):
     """Tables and comparisons of some language-model experiments; not to be written to."""
     folder = tmp_path_factory.mktemp("language")
     language.write(folder, *SHOWN)
-    for name in SHOWN:
-        shown = language.experiments()[name]
-        compared.write(folder, shown, load(shown, folder).runs)
     return folder
 
 

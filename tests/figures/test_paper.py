@@ -13,14 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import invented
+import language
 import pandas as pd
 import pytest
 import thinned
 
-from grpo_ablate.analysis import paper, theory
+from grpo_ablate.analysis import figures, paper, theory
+from grpo_ablate.analysis.comparison import as_json, read_comparison
 from grpo_ablate.errors import UserError
 from grpo_ablate.exact.propositions import examine
 from grpo_ablate.spec.cells import cells
+from grpo_ablate.spec.resolve import FigureSpec
 
 SOURCES = invented.ROOT / "paper"
 TRAINED = [invented.experiment(name) for name in invented.NAMES]
@@ -49,27 +52,46 @@ def change(place: Path, row: str, add: float) -> None:
     table.to_parquet(path)
 
 
-def mathematics_and_prose(source: str) -> tuple[list[str], str]:
-    """Split a Typst source into its formulas and its words, without comments, strings, labels and references."""
+def mathematics_and_prose(source: str, *, markup: bool = True) -> tuple[list[str], str]:
+    """Split a Typst source into its formulas and its words, without comments, strings, labels and code.
+
+    Words are what stands in brackets [] and, where the file is ``markup``, outside of all of them.
+    """
     source = re.sub(r"//.*", "", source)
-    source = re.sub(r'"[^"$]*"', "", source)
+    source = re.sub(r'"[^"$]*"' if markup else r'"[^"\n]*"', "", source)
     source = re.sub(r"[@<][a-z][\w-]*>?", "", source)
-    return re.findall(r"\$([^$]*)\$", source), re.sub(r"\$[^$]*\$", "", source)
+    formulas = re.findall(r"\$([^$]*)\$", source)
+    source = re.sub(r"\$[^$]*\$", "", source)
+    source = re.sub(r"\b(if|for) [^\[{]*(?=[\[{])", "", source)
+    open_brackets, words = [], []
+    for character in source:
+        if character in "([{":
+            open_brackets.append(character)
+        elif character in ")]}":
+            open_brackets.pop()
+        elif (open_brackets[-1] == "[") if open_brackets else markup:
+            words.append(character)
+    return formulas, "".join(words)
 
 
 def test_no_number_is_typed_where_a_generated_one_belongs():
     """Words hold no digit at all; formulas need 0, 1 and 2, and the third KL estimator its index."""
-    formulas, words = mathematics_and_prose((SOURCES / "main.typ").read_text())
-    assert re.findall(r".*\d.*", words) == []
-    assert len(formulas) > 50
-    for formula in formulas:
-        assert set(re.findall(r"[\d.]*\d", formula.replace("k_3", "k"))) <= {"0", "1", "2"}, formula
+    found = 0
+    for path in sorted(SOURCES.glob("*.typ")):
+        formulas, words = mathematics_and_prose(path.read_text(), markup=path.name == "main.typ")
+        assert re.findall(r".*\d.*", words) == [], path
+        for formula in formulas:
+            assert set(re.findall(r"[\d.]*\d", formula.replace("k_3", "k"))) <= {"0", "1", "2"}, formula
+        found += len(formulas)
+    assert found > 60
     formulas, words = mathematics_and_prose('It gained 17 % as $x = 0.3$ #row("g-2").mean <fig-2> says.')
     assert (formulas, re.findall(r"\d+", words)) == (["x = 0.3"], ["17"]), "the check would see one"
+    _, words = mathematics_and_prose("#let x = table(columns: 3, [Of 12 rows #if n > 4 [all 5]])", markup=False)
+    assert re.findall(r"\d+", words) == ["12", "5"], "and one in the words between code"
 
 
 def test_every_reference_is_cited_and_every_citation_resolves():
-    text = (SOURCES / "main.typ").read_text()
+    text = "".join((SOURCES / name).read_text() for name in ("main.typ", "switches.typ"))
     keys = set(re.findall(r"@\w+\{(\w+),", (SOURCES / "references.bib").read_text()))
     labels = set(re.findall(r"<([a-z-]+)>", text))
     used = set(re.findall(r"@([a-z]+)", text))
@@ -153,7 +175,7 @@ def test_code_and_versions_come_from_the_records_and_times_do_not_matter(place):
     assert found["provenance"]["commits"] == ["0123456789ab"]
     assert found["provenance"]["versions"] == ["python 3.11.9", "torch 2.13.0"]
     # Of blocks of seeds that an experiment does not fill, only its own seeds count; shared rows count once.
-    told = [e for e in TRAINED if e.name in (paper.REPRODUCTION, paper.SWEEP)]
+    told = TRAINED
     asked = {(row.hash, seed) for e in told for row in e.rows for seed in range(e.seeds)}
     assert found["provenance"]["runs"] == f"{len(asked):,}"
     specs = {row.hash for e in told for row in e.rows}
@@ -172,7 +194,8 @@ def test_code_and_versions_come_from_the_records_and_times_do_not_matter(place):
 
 def test_every_declared_input_is_needed_and_its_absence_named(place):
     declared = paper.inputs(EXPERIMENTS)
-    assert len(declared) == 2 + len(theory.TOLD) + 1 + len(theory.FIGURES) + 2
+    # Runs and comparisons of three experiments, exact tables, propositions, figures.
+    assert len(declared) == 3 + 3 + len(theory.TOLD) + 1 + len(theory.FIGURES) + 2 + 1
     for name in declared:
         path = place / "results" / name
         content = path.read_bytes()
@@ -263,3 +286,97 @@ def test_the_propositions_have_every_finding_that_the_text_tells_of():
     }
     for name, case, quantity, value in thinned.FINDINGS[1:]:
         assert found[name, case, quantity] == pytest.approx(value, abs=2e-3), (case, quantity)
+
+
+def test_all_that_the_paper_reads_is_something_that_the_workflow_makes():
+    shipped = [*TRAINED, *language.experiments().values(), *thinned.experiments().values()]
+    made = {path for e in shipped for path in (*figures.outputs(e), *figures.inputs(e))}
+    made |= {f"tables/{e.name}-comparison.json" for e in shipped} | {theory.PROPOSITIONS}
+    made |= {f"tables/{e.name}-runs.parquet" for e in shipped}
+    assert set(paper.inputs(shipped)) <= made
+    quick = paper.told(shipped, paper.QUICK)
+    assert {e.name for e in quick} == {*invented.NAMES, *thinned.experiments()}
+    assert set(paper.inputs(quick)) < set(paper.inputs(shipped))
+    assert not set(paper.WHOLE.files) & set(paper.QUICK.files), "neither edition writes over the other"
+    assert paper.WHOLE.pdf != paper.QUICK.pdf
+
+
+def with_languages(place: Path, *names: str) -> list:
+    """Add language-model experiments with tables of their own and somebody else's pictures."""
+    shown = []
+    for name in names:
+        experiment = replace(language.experiments()[name], figures=(FigureSpec("differences"),))
+        language.write(place / "results", name)
+        for path in figures.outputs(experiment):
+            example = place / "results" / f"figures/selection-final{Path(path).suffix}"
+            shutil.copy(example, place / "results" / path)
+        shown.append(experiment)
+    return shown
+
+
+def built(place: Path, experiments: list, edition: paper.Edition = paper.WHOLE) -> tuple[dict, bytes]:
+    paper.build(place / "results", place / "paper", experiments, edition)
+    return json.loads((place / "results" / edition.numbers).read_text()), (
+        place / "paper" / edition.pdf
+    ).read_bytes()
+
+
+def test_a_switch_has_a_section_where_its_experiment_exists_and_claims_are_counted(place):
+    without, first = built(place, EXPERIMENTS)
+    languages = with_languages(place, "supervision", "reduction")
+    other = replace(languages[0], name="my-own", claims=())
+    for path in (*(f"tables/supervision{part}" for part in ("-runs.parquet", "-comparison.json")),):
+        shutil.copy(place / "results" / path, place / "results" / path.replace("supervision", "my-own"))
+    for path in figures.outputs(other):
+        shutil.copy(place / "results/figures/selection-final.pdf", place / "results" / path)
+    found, second = built(place, [*EXPERIMENTS, *languages, other])
+    assert [section["name"] for section in without["sections"]] == ["kl"]
+    assert [section["name"] for section in found["sections"]] == ["reduction", "kl", "supervision", "my-own"]
+    assert not without["testbeds"]
+    assert {line["testbed"] for line in found["testbeds"]} == {"arithmetic", "translation"}
+    stated = sum(len(e.claims) for e in (*TRAINED, *languages)) + len(languages[0].claims)
+    claims = [line for table in found["claims"]["tables"] for line in table]
+    assert int(found["claims"]["count"]) == len(claims) == stated
+    assert sum(map(int, found["claims"]["counts"].values())) == stated
+    assert first != second
+    # The quick edition tells of none of them, and building it leaves the whole one alone.
+    quick, _ = built(place, [*EXPERIMENTS, *languages, other], paper.QUICK)
+    assert quick == without | {"figures": quick["figures"]}
+    assert (place / "paper" / "paper.pdf").read_bytes() == second
+
+
+def test_what_a_section_says_follows_the_comparison(place):
+    languages = with_languages(place, "reduction")
+    found, _ = built(place, [*EXPERIMENTS, *languages])
+    (told,) = next(section for section in found["sections"] if section["name"] == "reduction")["experiments"]
+    comparison = read_comparison(place / "results/tables/reduction-comparison.json")
+    gaps = {row.label: row.difference for row in comparison.rows if row.difference is not None}
+    assert int(told["above_count"]) == sum(gap.low > 0 for gap in gaps.values())
+    assert int(told["below_count"]) == sum(gap.high < 0 for gap in gaps.values())
+    assert int(told["unclear_count"]) == sum(gap.low <= 0 <= gap.high for gap in gaps.values())
+    for line in (*told["above"], *told["below"]):
+        label, mean = re.fullmatch(r"(.*) \((\S+) \[.*\]\)", line).groups()
+        assert float(mean.replace("\N{MINUS SIGN}", "-")) == pytest.approx(gaps[label].mean, abs=6e-4)
+
+
+def test_the_paper_says_first_when_a_control_failed(place):
+    languages = with_languages(place, "supervision")
+    holding, first = built(place, [*EXPERIMENTS, *languages])
+    assert holding["controls"]["failed"] == []
+    path = place / "results/tables/supervision-comparison.json"
+    comparison = read_comparison(path)
+    failed = replace(comparison.controls[0], holds=False, words="told apart, p = .0001")
+    path.write_bytes(as_json(replace(comparison, controls=(failed, *comparison.controls[1:]))))
+    found, second = built(place, [*EXPERIMENTS, *languages])
+    assert found["controls"]["failed"] == ["supervision: the baseline again: told apart, p = .0001"]
+    assert second != first
+
+
+@pytest.mark.slow
+def test_the_paper_of_the_whole_grid_builds_and_is_the_same_twice(place):
+    languages = with_languages(place, *language.experiments())
+    found, first = built(place, [*EXPERIMENTS, *languages])
+    told = [e["name"] for section in found["sections"] for e in section["experiments"]]
+    assert sorted(told) == sorted([*language.experiments(), "selection-kl"])
+    assert all(len(table) <= 13 for table in found["claims"]["tables"])
+    assert built(place, [*EXPERIMENTS, *languages])[1] == first
