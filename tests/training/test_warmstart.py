@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from language_specs import WARM, language_spec, warm
+import yaml
+from language_specs import WARM, language_spec, sections, warm
 from safetensors.torch import load_file
 
+from grpo_ablate.cli import main
 from grpo_ablate.errors import UserError
 from grpo_ablate.policies.stacked.architecture import Architecture
 from grpo_ablate.policies.stacked.supervised import answer_loss
@@ -272,3 +274,32 @@ def test_a_missing_or_edited_start_is_a_sentence(tmp_path, harm, words):
     harm(trained(tmp_path, spec))
     with pytest.raises(UserError, match=words):
         load_start(tmp_path, spec, range(2), COMMAND)
+
+
+def test_a_trained_seed_is_exported_as_the_parameters_of_its_record(tmp_path, monkeypatch, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (tmp_path / "experiments/testbeds").mkdir(parents=True)
+    testbed = sections() | {"description": "a tiny language model", "seeds_per_job": 2}
+    (tmp_path / "experiments/testbeds/small.yaml").write_text(yaml.safe_dump(testbed))
+    experiment = {"question": "Does it?", "testbed": "small", "baseline": "base", "seeds": 2, "rows": {"base": {}}}
+    (tmp_path / "experiments/tiny.yaml").write_text(yaml.safe_dump(experiment))
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        return ended.value.code or 0
+
+    export = ("export", "experiments/tiny.yaml:base", "--to", "model", "--seed")
+    assert command(*export, "1") == 2
+    assert "seed 1 is not trained in results; `grpo-ablate train" in capsys.readouterr().err
+    assert command("train", "experiments/tiny.yaml:base") == 0  # the warm start first
+    assert command(*export, "1") == 0
+    (parameters,) = Path("results/runs").rglob("parameters.safetensors")
+    model = AutoModelForCausalLM.from_pretrained("model")
+    expected = load_file(parameters)["embedding"][1]
+    assert torch.equal(model.get_input_embeddings().weight.detach(), expected)
+    assert len(AutoTokenizer.from_pretrained("model")) == len(expected)
+    assert command(*export, "1") == 2
+    assert "--to model: exists already" in capsys.readouterr().err
