@@ -16,6 +16,13 @@ SETTINGS = [
 ]
 
 
+@pytest.fixture(params=["side by side", "member by member"], autouse=True)
+def path(request, monkeypatch):
+    """Both ways in which members may be stepped."""
+    if request.param == "member by member":
+        monkeypatch.setattr("grpo_ablate.policies.optimizer.LARGE", 1)
+
+
 def torch_steps(start, gradients, settings, total):
     """One member trained by torch.optim, torch's clipping and a schedule set by hand."""
     parameters = [tensor.clone().requires_grad_() for tensor in start]
