@@ -15,7 +15,7 @@ from grpo_ablate.spec.resolve import Experiment, load_experiments
 
 START = {"arithmetic": 0.43, "translation": 0.60}
 SEED_SD = {"arithmetic": 0.015, "translation": 0.008}
-GROUPS = {"arithmetic": ("3", "4", "5", "6", "7"), "translation": ("french", "spanish")}
+GROUPS = {"arithmetic": tuple(f"operands-{count}" for count in range(3, 8)), "translation": ("french", "spanish")}
 COLLAPSED = ("no baseline", "no clipping")  # labels of rows that fall far below the others
 RIGHT_ONLY = ("train/length_right", "train/length_wrong", "train/groups_constant_predicted")
 

