@@ -73,7 +73,7 @@ def write(results: Path, cell: Cell) -> None:
         "seconds": 1.0, "parts": {}, "curve": [[4 * line, line / 18] for line in range(EVALUATIONS)],
         "peak_memory_bytes": 0, "updates": 68 * BLOCK, "machine": "none",
     }  # fmt: skip
-    made = {
+    made: dict[str, Any] = {
         "commit": None, "dirty": None, "versions": {}, "processor": "none", "threads": 1,
         "started": "2025-01-02T03:04:05+00:00", "interrupted": [],
     }  # fmt: skip

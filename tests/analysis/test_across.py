@@ -1,0 +1,73 @@
+"""Rows over several testbeds: which are joined, on which pairs, and that the numbers are rliable's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import TESTBED
+from rliable import metrics as rliable
+from tidy_runs import lines, table, written
+
+from grpo_ablate.analysis.across import across, write_across
+from grpo_ablate.analysis.compare import compare
+
+ROWS = """
+question: Does it matter?
+testbed: tiny
+baseline: base
+seeds: 6
+rows:
+  base: {}
+  other: {advantage: {scale: none}}
+  third: {advantage: {ddof: 1}}
+"""
+
+
+@pytest.fixture
+def comparisons(tmp_path):
+    """Three comparisons on two testbeds; the row third is in one testbed only, the last comparison is a repeat."""
+    experiment = replace(written(tmp_path, ROWS, TESTBED), controls=())
+    numbers = np.random.default_rng(0)
+
+    def scores(shift):
+        return (0.6 + shift + numbers.normal(0, 0.03, 6)).tolist()
+
+    first = compare(
+        experiment, table(lines("base", scores(0)), lines("other", scores(0.03)), lines("third", scores(0)))
+    )
+    second, repeat = (
+        replace(
+            compare(experiment, table(lines("base", scores(0)), lines("other", scores(shift)))), testbed="large"
+        )
+        for shift in (0.02, 0.3)
+    )
+    return [first, second, repeat]
+
+
+def test_rows_of_two_testbeds_are_joined_with_rliables_numbers(comparisons):
+    (found,) = across(comparisons)
+    assert (found.row, found.baseline, found.testbeds, found.seeds) == ("other", "base", ("tiny", "large"), 12)
+    own, base = (
+        np.array([comparison.row(row).scores for comparison in comparisons[:2]]).T for row in ("other", "base")
+    )
+    assert found.middle == pytest.approx(rliable.aggregate_iqm(own) - rliable.aggregate_iqm(base), rel=1e-10)
+    assert found.improvement == pytest.approx(rliable.probability_of_improvement(own, base), rel=1e-10)
+    assert found.middle_low < found.middle < found.middle_high
+    assert found.improvement_low < found.improvement <= found.improvement_high
+
+
+def test_one_testbed_is_not_several(comparisons):
+    assert across(comparisons[1:]) == () and across([]) == ()
+
+
+def test_the_table_holds_the_numbers_and_is_the_same_twice(comparisons, tmp_path):
+    (found,) = across(comparisons)
+    first = [path.read_bytes() for path in write_across(comparisons, tmp_path)]
+    assert [path.read_bytes() for path in write_across(comparisons, tmp_path)] == first
+    line = pd.read_csv(tmp_path / "tables" / "across.csv").iloc[0]
+    assert line["middle"] == found.middle and line["improvement_high"] == found.improvement_high
+    assert line["testbeds"] == "tiny large"
+    assert "stratified paired bootstrap" in (tmp_path / "tables" / "across.md").read_text()
