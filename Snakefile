@@ -26,6 +26,7 @@ rule all:
     default_target: True
     input:
         GRID.results(*GRID.experiments),
+        GRID.across,
         GRID.exact_results,
         GRID.paper,
     message:

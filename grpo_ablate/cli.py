@@ -124,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     _results(sub)
     _json(sub)
 
+    sub = command("across", _across, "what holds over several testbeds, from every comparison: tables/across.*")
+    _results(sub)
+
     sub = command("controls", _controls, "train the controls that hold exactly and judge them: tables/controls.*")
     _results(sub)
 
@@ -318,6 +321,17 @@ def _compare(arguments: Arguments) -> None:
     found = compared(experiment, arguments.results, arguments.source, partial=arguments.partial)
     write_comparison(experiment, found, arguments.results / "tables")
     print(as_json(found).decode() if arguments.json else as_text(found), end="" if arguments.json else "\n")
+
+
+def _across(arguments: Arguments) -> None:
+    from grpo_ablate.analysis.across import write_across
+    from grpo_ablate.analysis.comparison import read_comparison
+    from grpo_ablate.spec.resolve import load_experiments
+
+    tables = arguments.results / "tables"
+    found = [read_comparison(tables / f"{experiment.name}-comparison.json") for experiment in load_experiments()]
+    path = write_across(found, arguments.results)[0]
+    print(f"rows over several testbeds: {path.with_suffix('.md')}")
 
 
 def _controls(arguments: Arguments) -> int:

@@ -55,3 +55,25 @@ rule compare:
     shell:
         "python -m grpo_ablate compare experiments/{wildcards.experiment}.yaml --results results --source table"
         " > {log} 2>&1 && cp {input.plan} {output.made}"
+
+
+rule across:
+    input:
+        plan=plan("across", "across"),
+        comparisons=expand("results/tables/{experiment}-comparison.json", experiment=GRID.experiments),
+    output:
+        table=report(
+            "results/tables/across.csv",
+            caption="report/across.rst",
+            category="across",
+            labels={"what": "rows over several testbeds", "format": "csv"},
+        ),
+        printed=multiext("results/tables/across", ".md", ".tex", ".typ"),
+        made=made("across", "across"),
+    log:
+        "results/logs/across.log",
+    threads: 1
+    message:
+        "compare over testbeds"
+    shell:
+        "python -m grpo_ablate across --results results > {log} 2>&1 && cp {input.plan} {output.made}"

@@ -32,6 +32,7 @@ PAPERS = {  # edition -> its files: one tells of every experiment, the other of 
     for name, suffix in (("paper", ""), ("paper-quick", "-quick"))
 }
 ARXIV = f"{RESULTS}/arxiv/arxiv.tar.gz"
+ACROSS = tuple(f"{RESULTS}/tables/across{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 PROPOSITIONS = tuple(f"{RESULTS}/tables/propositions{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 TARGETS = (
     "all", "grid", "quick", "smoke", "paper", "paper-quick", "train", "log", "collect", "compare", "controls", "exact",
@@ -153,6 +154,11 @@ class Grid:
                 *self.figures(name),
             )
         ]
+
+    @cached_property
+    def across(self) -> list[str]:
+        """The table of what holds over several testbeds, where there are several."""
+        return [*ACROSS, made("across", "across")] if len(self.testbeds) > 1 else []
 
     @cached_property
     def exact_results(self) -> list[str]:

@@ -21,6 +21,7 @@ from grpo_ablate.spec.exact_files import ExactExperiment
 from grpo_ablate.spec.resolve import Experiment
 from grpo_ablate.workflow.digest import TRAINING, digest_of
 from grpo_ablate.workflow.grid import (
+    ACROSS,
     ARXIV,
     COMPARISON,
     CONTROLS,
@@ -42,6 +43,7 @@ from grpo_ablate.workflow.staleness import is_stale, start_code, start_trained, 
 LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
 COMPARE = ("grpo_ablate.analysis.compare_command.compared", "grpo_ablate.analysis.compare_tables.write_comparison")
+OVER_TESTBEDS = "grpo_ablate.analysis.across.write_across"
 EXACT_CONTROLS = "grpo_ablate.analysis.exact_controls.write_exact_controls"
 DRAW = "grpo_ablate.analysis.figures.draw"  # which imports a module per kind by name
 EXACT_TABLE = "grpo_ablate.exact.tabulate.write_table"
@@ -141,6 +143,8 @@ def _analysis(grid: Grid) -> Iterator[Step]:
             "code": _drawing(experiment),
         }
         yield _step("draw", name, content | figures, drawn)
+    over = {"experiments": list(grid.experiments), "code": digest_of(OVER_TESTBEDS)}
+    yield _step("across", "across", over, list(ACROSS))
     yield _step("controls", "controls", {"code": digest_of(EXACT_CONTROLS)}, list(CONTROLS))
     sources = sorted(path for path in Path("paper").rglob("*") if path.is_file() and path.suffix != ".pdf")
     paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
