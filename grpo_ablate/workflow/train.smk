@@ -2,12 +2,8 @@
 rule train:
     input:
         "results/digests/{testbed}/{hash}/seeds-{seeds}.txt",
-        # Its date means nothing: the key says whose code it is, the record which start it began from.
-        ancient(
-            lambda wildcards: GRID.start(
-                wildcards.testbed, wildcards.hash, wildcards.seeds
-            )
-        ),
+        # Not as `ancient`: Snakemake would then overlook a newer key of this job while the start is made again.
+        lambda wildcards: GRID.start(wildcards.testbed, wildcards.hash, wildcards.seeds),
     output:
         multiext(
             "results/runs/{testbed}/{hash}/seeds-{seeds}/",
