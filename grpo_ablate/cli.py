@@ -204,6 +204,12 @@ def _parser() -> argparse.ArgumentParser:
     _results(sub)
     _json(sub)
 
+    sub = command("export", _export, "write a trained language model as a folder that transformers reads")
+    sub.add_argument("row", metavar="EXPERIMENT.yaml:ROW")
+    sub.add_argument("--seed", type=int, required=True, metavar="S")
+    sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+    _results(sub)
+
     sub = command("presets", _presets, "other libraries' settings as switches, and what they leave out")
     _json(sub)
 
@@ -439,6 +445,16 @@ def _bench(arguments: Arguments) -> int:
     from grpo_ablate.bench.command import bench_command
 
     return bench_command(arguments)
+
+
+def _export(arguments: Arguments) -> None:
+    from grpo_ablate.spec.resolve import find_row
+
+    experiment, row = find_row(arguments.row)
+    from grpo_ablate.runs.export import export
+
+    export(experiment, row, arguments.seed, arguments.results, arguments.to)
+    print(f"{arguments.to}: {arguments.row}, seed {arguments.seed}, for transformers.AutoModelForCausalLM")
 
 
 def _presets(arguments: Arguments) -> None:
