@@ -60,7 +60,9 @@ rule compare:
 rule across:
     input:
         plan=plan("across", "across"),
-        comparisons=expand("results/tables/{experiment}-comparison.json", experiment=GRID.experiments),
+        comparisons=expand(
+            "results/tables/{experiment}-comparison.json", experiment=GRID.experiments
+        ),
     output:
         table=report(
             "results/tables/across.csv",
