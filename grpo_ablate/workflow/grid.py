@@ -35,8 +35,8 @@ ARXIV = f"{RESULTS}/arxiv/arxiv.tar.gz"
 ACROSS = tuple(f"{RESULTS}/tables/across{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 PROPOSITIONS = tuple(f"{RESULTS}/tables/propositions{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 TARGETS = (
-    "all", "grid", "quick", "smoke", "paper", "paper-quick", "train", "log", "collect", "compare", "controls", "exact",
-    "arxiv", "verify", "page", "report",
+    "all", "grid", "quick", "smoke", "paper", "paper-quick", "train", "log", "collect", "compare", "controls",
+    "across", "exact", "arxiv", "verify", "page", "report",
 )  # fmt: skip
 OPTIONS = {"source": "records", "tracking_uri": None}
 
