@@ -41,9 +41,11 @@ def bench_command(arguments: argparse.Namespace) -> int:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"  # as the policy chooses
-    from grpo_ablate.bench.report import as_json, as_text
+    from grpo_ablate.bench.report import as_json, head, page
 
-    reports = []
+    machine, reports = _machine(), []
+    if not arguments.json:
+        print(head(machine))
     with tempfile.TemporaryDirectory() as scratch:
         for name in testbeds:
             rounds = arguments.rounds or -(-spec_of_testbed(name).rounds // arguments.slices)
@@ -54,8 +56,10 @@ def bench_command(arguments: argparse.Namespace) -> int:
                     slices=arguments.slices, rounds=rounds, device=device, scratch=Path(scratch) / name,
                 )
             )  # fmt: skip
-    machine = _machine()
-    print(as_json(reports, machine) if arguments.json else as_text(reports, machine))
+            if not arguments.json:  # what is measured is not lost when the next testbed is interrupted
+                print("\n" + page(reports[-1]), flush=True)
+    if arguments.json:
+        print(as_json(reports, machine))
     return 0
 
 

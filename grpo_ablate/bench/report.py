@@ -40,17 +40,17 @@ def as_json(reports: Sequence[Report], machine: dict[str, Any]) -> str:
     return json.dumps({"machine": machine, "testbeds": found}, indent=2)
 
 
-def as_text(reports: Sequence[Report], machine: dict[str, Any]) -> str:
-    """Return the pages of all testbeds."""
+def head(machine: dict[str, Any]) -> str:
+    """Return what was measured on."""
     versions = machine["versions"]
-    head = _wrapped(
+    return _wrapped(
         f"{machine['processor']}, {machine['processors']} processors; torch {versions['torch']}, transformers "
         f"{versions['transformers']}" + (f", trl {versions['trl']}" if versions["trl"] else "")
     )
-    return "\n\n".join([head, *(_page(report) for report in reports)])
 
 
-def _page(report: Report) -> str:
+def page(report: Report) -> str:
+    """Return one testbed's page."""
     return "\n\n".join([_head(report), _rates(report), *_ratios(report), _parts(report), _costs(report)])
 
 
