@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     _results(sub)
 
     sub = command("arxiv", _arxiv, "pack the paper's LaTeX source for arXiv; compile it where latexmk is")
+    sub.add_argument("--quick", action="store_true", help="the edition that tells of the quick experiments")
     _results(sub)
 
     sub = command("page", _page, "lay out an experiment's tables as a page: tables/EXPERIMENT.html")
@@ -366,9 +367,10 @@ def _paper(arguments: Arguments) -> None:
 
 
 def _arxiv(arguments: Arguments) -> None:
-    from grpo_ablate.analysis.arxiv import build
+    from grpo_ablate.analysis.arxiv import QUICK, WHOLE, build
 
-    print("\n".join(str(path) for path in build(arguments.results, Path("paper"))))
+    edition = QUICK if arguments.quick else WHOLE
+    print("\n".join(str(path) for path in build(arguments.results, Path("paper"), edition)))
 
 
 def _page(arguments: Arguments) -> None:

@@ -24,7 +24,7 @@ from grpo_ablate.analysis.prose import Prose, translate
 from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
 
-NUMBERS = "paper/numbers.json"
+WHOLE, QUICK = "", "-quick"  # which edition of the paper, as its files are called
 
 _SOURCE = r"""% Made from paper/main.typ by `snakemake arxiv`; edits belong there.
 \documentclass[10pt,twocolumn]{article}
@@ -57,8 +57,10 @@ _SOURCE = r"""% Made from paper/main.typ by `snakemake arxiv`; edits belong ther
 """
 
 
-def build(results: Path, folder: Path, *, compiled: bool | None = None) -> list[Path]:
+def build(results: Path, folder: Path, edition: str = WHOLE, *, compiled: bool | None = None) -> list[Path]:
     """Write ``arxiv/arxiv.tar.gz`` below ``results``, and ``arxiv/arxiv.pdf`` where latexmk is installed.
+
+    ``edition`` is part of the files' names.
 
     Args:
         results: where `paper.build` has left the numbers, and where the figures are.
@@ -68,27 +70,28 @@ def build(results: Path, folder: Path, *, compiled: bool | None = None) -> list[
     Raises:
         UserError: the paper was not built, the text has no translation, a figure is missing, or LaTeX refuses.
     """
-    paper = content(results, folder)
+    numbers = f"paper/numbers{edition}.json"
+    paper = content(results, folder, numbers)
     bibliography = read_bibliography(folder / "references.bib")
     prose = translate(paper, frozenset(bibliography))
     files = {"paper.tex": source(prose, references(bibliography, prose.cited)).encode()}
     files |= _images(prose, results)
-    files["anc/numbers.json"] = (results / NUMBERS).read_bytes()
-    written = [results / "arxiv" / "arxiv.tar.gz"]
+    files["anc/numbers.json"] = (results / numbers).read_bytes()
+    written = [results / "arxiv" / f"arxiv{edition}.tar.gz"]
     if compiled if compiled is not None else shutil.which("latexmk") is not None:
         pdf = compile_source(files)
-        written.append(results / "arxiv" / "arxiv.pdf")
+        written.append(results / "arxiv" / f"arxiv{edition}.pdf")
         write_whole(written[-1], pdf)
     write_whole(written[0], tarball(files))
     return written
 
 
-def content(results: Path, folder: Path) -> dict[str, Any]:
-    """Return title, authors, abstract and body of the paper as Typst's content, every number filled in."""
+def content(results: Path, folder: Path, numbers: str) -> dict[str, Any]:
+    """Return title, authors, abstract and body of the paper as Typst's content, filled in from ``numbers``."""
     import typst
 
-    if not (results / NUMBERS).exists():
-        raise UserError(f"{results / NUMBERS}: the paper was not built; make it with: grpo-ablate paper")
+    if not (results / numbers).exists():
+        raise UserError(f"{results / numbers}: the paper was not built; make it with: grpo-ablate paper")
     root = Path(os.path.commonpath([results.resolve(), folder.resolve()]))
     try:
         found = typst.query(
@@ -98,7 +101,7 @@ def content(results: Path, folder: Path) -> dict[str, Any]:
             one=True,
             root=root,
             ignore_system_fonts=True,
-            sys_inputs={"results": "/" + results.resolve().relative_to(root).as_posix()},
+            sys_inputs={"results": "/" + results.resolve().relative_to(root).as_posix(), "numbers": numbers},
         )
     except RuntimeError as error:
         raise UserError(f"{folder / 'main.typ'}: Typst says: {error}.") from None

@@ -31,12 +31,12 @@ PAPERS = {  # edition -> its files: one tells of every experiment, the other of 
     )
     for name, suffix in (("paper", ""), ("paper-quick", "-quick"))
 }
-ARXIV = f"{RESULTS}/arxiv/arxiv.tar.gz"
+ARXIV = {name: f"{RESULTS}/arxiv/{name}.tar.gz" for name in ("arxiv", "arxiv-quick")}
 ACROSS = tuple(f"{RESULTS}/tables/across{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 PROPOSITIONS = tuple(f"{RESULTS}/tables/propositions{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 TARGETS = (
     "all", "grid", "quick", "smoke", "paper", "paper-quick", "train", "log", "collect", "compare", "controls",
-    "across", "exact", "arxiv", "verify", "page", "report",
+    "across", "exact", "arxiv", "arxiv-quick", "verify", "page", "report",
 )  # fmt: skip
 OPTIONS = {"source": "records", "tracking_uri": None}
 

@@ -152,7 +152,9 @@ def _analysis(grid: Grid) -> Iterator[Step]:
     yield _step("paper", "paper", paper | {"experiments": names}, list(PAPERS["paper"]))
     quick = {"experiments": [*grid.quick, *grid.exact]}
     yield _step("paper", "paper-quick", paper | quick, list(PAPERS["paper-quick"]))
-    yield _step("arxiv", "arxiv", paper | {"experiments": names, "latex": digest_of(ARXIV_BUILD)}, [ARXIV])
+    latex = {"latex": digest_of(ARXIV_BUILD)}
+    yield _step("arxiv", "arxiv", paper | latex | {"experiments": names}, [ARXIV["arxiv"]])
+    yield _step("arxiv", "arxiv-quick", paper | latex | quick, [ARXIV["arxiv-quick"]])
     for name, experiment in grid.experiments.items():
         yield _step("page", name, {"question": experiment.question, "code": digest_of(PAGE)}, grid.pages(name))
 
