@@ -102,9 +102,9 @@ class SampleLine(Shape):
     reward: FiniteFloat | None
     prompt: str
     response: str
-    round: Whole | None = None
-    tokens: list[str] | None = None
-    advantages: list[FiniteFloat | None] | None = None
+    round: Whole
+    tokens: list[str]
+    advantages: list[FiniteFloat | None]
     steps: list[Annotated[tuple[Whole, FiniteFloat | None], Field(strict=False)]] | None = None
 
 

@@ -89,6 +89,7 @@ def write_record(
     started = {"started": "2025-01-02T03:04:05.678+00:00"}
     samples = [
         {"seed": seed, "round": 4, "prompt": "Good morning", "response": f"Bonjour {seed}", "reward": 1.0}
+        | {"tokens": [f"Bonjour {seed}"], "advantages": [0.5]}
         for seed in seeds
     ]
     parameters = {"logits": torch.zeros(1)}

@@ -25,6 +25,7 @@ from grpo_ablate.runs.samples import as_text
 from grpo_ablate.spec import identity
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.identity import from_canonical
+from grpo_ablate.spec.resolve import load_experiment
 from grpo_ablate.spec.schema import Kl
 
 WITH_TESTS = {
@@ -79,6 +80,32 @@ def test_a_second_import_adds_nothing(recorded, results):
     assert (first.written, first.unchanged) == (6, 0)
     assert (second.written, second.unchanged) == (0, 6)
     assert {table: rows(results, table) for table in TABLES} == before
+
+
+def test_controls_and_learning_rates_are_logged_and_tagged_as_what_they_are(results, tmp_path, experiment):
+    text = experiment.path.read_text() + "tune: {learning_rate: [0.1, 0.3]}\n"  # 0.3 is the testbed's own
+    experiment.path.write_text(text)
+    tuned = load_experiment(experiment.path)
+    for cell in cells([tuned]):
+        write_record(results, cell)
+    logged = log_experiment(tuned, results)
+    _, runs = runs_of(results)
+    roles = {(run.data.tags["row.small"], run.data.tags["role.small"], int(run.data.tags["seed"])) for run in runs}
+    assert len(runs) == logged.written == len(roles)
+    of = {seed: {(row, role) for row, role, number in roles if number == seed} for seed in (0, 2, 4, 6)}
+    same = "base, twin, base@0.3, twin@0.3"
+    assert of[0] == of[2] == {
+        (same, "row"), ("mean-only, mean-only@0.3", "row"), ("base@0.1, twin@0.1", "tuning"),
+        ("mean-only@0.1", "tuning"), ("control.a-a", "control"), ("control.random-reward", "control"),
+    }  # fmt: skip
+    assert of[4] == of[6] == {  # seeds that no row is compared on
+        ("base@0.3, twin@0.3", "tuning"), ("mean-only@0.3", "tuning"), ("base@0.1, twin@0.1", "tuning"),
+        ("mean-only@0.1", "tuning"),
+    }  # fmt: skip
+    assert {run.info.run_name for run in runs if run.data.tags["role.small"] == "control"} == {
+        f"{row} seed {seed}" for row in ("control.a-a", "control.random-reward") for seed in range(3)
+    }
+    assert log_experiment(tuned, results).written == 0
 
 
 def test_parameters_are_the_switches_that_identify_a_run(experiment):
@@ -206,7 +233,8 @@ def test_experiments_that_share_rows_on_other_numbers_of_seeds_log_once(recorded
 
 def test_samples_are_those_of_the_experiments_seeds_and_true_to_their_checksum(recorded, results):
     text = as_text(recorded, recorded.row("base"), results)
-    assert [line.partition("  ")[0] for line in text.splitlines()] == ["seed 0", "seed 1", "seed 2"]  # and no 3
+    told = [line for line in text.splitlines() if line.startswith("seed ")]
+    assert told == [f"seed {seed}, round 4" for seed in range(3)]  # and no 3
     cell = next(cell for cell in cells([recorded]) if cell.hash == recorded.row("base").hash)
     (results / cell.folder / "samples.jsonl").write_text('{"x":1}\n')
     with pytest.raises(UserError, match=r"samples\.jsonl: differs from the checksum"):
