@@ -136,6 +136,18 @@ def _row_notes(comparison: Comparison, results: Sequence[RowResult]) -> list[str
         )
     if any(row.failed for row in results):
         notes.append(f"Failed runs (diverged or collapsed) score {word(comparison.floor)}, the lowest value seen.")
+    twins = [f"{row.row} = {row.twin_of}" for row in comparison.rows if row.twin_of]
+    if twins:
+        notes.append(f"Twins, one run under two names, since what they differ in cannot act: {', '.join(twins)}.")
+    order = [row.row for row in comparison.rows]
+    same = [
+        f"{row.row} = {other}"
+        for row in comparison.rows
+        for other in row.identical_to
+        if row.twin_of is None and order.index(other) < order.index(row.row)
+    ]
+    if same:
+        notes.append(f"Trained apart, parameters bit-identical in the end: {', '.join(same)}.")
     if comparison.tuned:
         notes.append("Rows named with @ are at their best learning rate of those tried on the tuning seeds.")
     if any(row.stale for row in results):

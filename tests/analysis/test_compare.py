@@ -19,7 +19,7 @@ from tidy_runs import ROLLOUTS, START, lines, table, with_claims, written
 from grpo_ablate.analysis.collect import collect, tidy
 from grpo_ablate.analysis.compare import compare
 from grpo_ablate.analysis.compare_command import compared
-from grpo_ablate.analysis.compare_tables import write_comparison
+from grpo_ablate.analysis.compare_tables import rows_table, write_comparison
 from grpo_ablate.analysis.compare_text import as_text
 from grpo_ablate.analysis.comparison import FILES, as_json, read_comparison
 from grpo_ablate.cli import main
@@ -119,6 +119,7 @@ def test_one_seed_and_equal_scores_end_without_a_verdict(experiment):
     exact = compare(experiment, table(lines("base", BASE, parameters="p"), lines("other", BASE, parameters="p")))
     assert exact.row("other").verdict == "bit-identical to the baseline"
     assert exact.row("other").identical_to == ("base",)
+    assert "parameters bit-identical in the end: other = base." in " ".join(rows_table(exact).notes)
 
 
 def test_inside_a_stated_margin_rows_are_equivalent_and_outside_it_is_not_known(experiment):
@@ -261,6 +262,7 @@ def test_records_and_mlflow_give_the_same_comparison_to_the_byte(experiment_of_t
     collect(experiment, results)
     assert as_json(compared(experiment, results, "table")) == as_json(from_records)
     assert from_records.row("twin").twin_of == "base"
+    assert any("cannot act: twin = base." in note for note in rows_table(from_records).notes)
     assert {control.id for control in from_records.controls} >= {"control.a-a", "control.random-reward"}
 
 
