@@ -75,7 +75,7 @@ def claims_table(comparison: Comparison) -> Table:
         rows=tuple(
             (
                 f"{claim.statement} ({claim.source})",
-                tested(claim),
+                asked(claim),
                 str(claim.n),
                 measured(claim),
                 p_value(claim.p),
@@ -87,7 +87,7 @@ def claims_table(comparison: Comparison) -> Table:
     )
 
 
-def tested(claim: ClaimResult) -> str:
+def asked(claim: ClaimResult) -> str:
     """Say what a claim asks of the runs."""
     sign = {"better": ">", "worse": "<", "equivalent": "≈", "exact": "=", "ratio": "/"}[claim.kind]
     value = f" ≈ {claim.value:g}" if claim.kind == "ratio" else ""

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from grpo_ablate.analysis.alarms import alarms
-from grpo_ablate.analysis.compare_tables import rows_table, tested, verdict
+from grpo_ablate.analysis.compare_tables import asked, rows_table, verdict
 from grpo_ablate.analysis.comparison import Comparison
 from grpo_ablate.analysis.tables import decimals
 from grpo_ablate.analysis.tables import number as fixed
@@ -70,7 +70,7 @@ def _claims(comparison: Comparison) -> list[str]:
     for claim in comparison.claims:
         lines += [
             _wrapped(f"{claim.id}: {claim.statement} ({claim.source})", "  ", "      "),
-            f"      {tested(claim)}",
+            f"      {asked(claim)}",
             _wrapped(
                 f"{verdict(claim).upper() if claim.verdict == 'contradicted' else verdict(claim)}: {claim.words}",
                 "      ",
