@@ -227,14 +227,14 @@ def verdicts(found: Mapping[str, Comparison]) -> dict[str, Any]:
 
 
 def _claim(experiment: str, claim: ClaimResult) -> dict[str, str]:
-    from grpo_ablate.analysis.compare_tables import measured, tested, verdict
+    from grpo_ablate.analysis.compare_tables import asked, measured, verdict
     from grpo_ablate.analysis.words import p_value
 
     return {
         "experiment": experiment,
         "statement": claim.statement,
         "source": claim.source,
-        "test": tested(claim),
+        "test": asked(claim),
         "measured": "" if claim.kind == "exact" else measured(claim),
         "p": "" if claim.kind == "exact" else p_value(claim.p),
         "verdict": verdict(claim),
