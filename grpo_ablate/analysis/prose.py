@@ -354,5 +354,6 @@ _FORMS: dict[str, Callable[[_Writer, Node], str]] = {
     "h": lambda writer, node: " ",
     "v": _nothing,
     "pagebreak": _nothing,
+    "flush": _nothing,
     "colbreak": _nothing,
 }
