@@ -85,7 +85,8 @@ class StackedOptimizer:
         update, norms = MEMBER_UPDATES[self.settings.name], []
         for member, rate in enumerate(rates):
             own = [gradient[member] for gradient in gradients]
-            norms.append(gradient_norms([gradient[None] for gradient in own])[0])
+            parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in own]
+            norms.append(parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts)))
             if not active[member]:
                 continue
             if self.settings.max_grad_norm != "off":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -25,12 +26,12 @@ class Architecture:
     settings: StackedPolicy
     vocabulary: int
 
-    @property
+    @cached_property
     def projections(self) -> int:
         """Query, key and value heads together."""
         return self.settings.heads + 2 * self.settings.kv_heads
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Each parameter's shape by name, in the order of the flat vector."""
         settings = self.settings
@@ -50,19 +51,22 @@ class Architecture:
             found["head"] = (hidden, self.vocabulary)
         return found
 
-    @property
+    @cached_property
     def size(self) -> int:
         """P, the parameters of one member."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(self._sizes)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters [M, ...] by name as views of ``flat`` [M, P]."""
-        found, start = {}, 0
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            found[name] = flat[:, start:end].unflatten(1, shape)
-            start = end
-        return found
+        pieces = flat.split(self._sizes, 1)
+        return {
+            name: piece if len(shape) == 1 else piece.view(-1, *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes.values()]
 
     def head(self, parameters: dict[str, Tensor]) -> Tensor:
         """Return the output embeddings [M, H, V]."""

@@ -9,9 +9,7 @@ from grpo_ablate.policies.stacked.architecture import Architecture
 from grpo_ablate.rng import Keys, Purpose, normal
 from grpo_ablate.spec.schema import StackedPolicy
 
-DEVIATION = (
-    0.02  # of every matrix, as in transformers; from larger ones the same rollouts teach less
-)
+DEVIATION = 0.02  # of every matrix, as in transformers; from larger ones the same rollouts teach less
 ROW = 1 << 16  # numbers of one key's ``token`` coordinate
 
 
