@@ -7,7 +7,8 @@ import torch
 from small_task import Small
 from stacked_specs import drawn_batch, make, spec
 
-from grpo_ablate.policies.stacked.decoding import ROWS, Cache, decode, decoder, invert, prefill
+from grpo_ablate.policies.stacked.decoder import ROWS, Cache, decode, decoder, prefill, shared_prompts
+from grpo_ablate.policies.stacked.drawing import invert
 
 
 def test_inversion_returns_tokens_at_their_frequencies_and_never_an_impossible_one() -> None:
@@ -24,18 +25,20 @@ def test_logits_of_a_row_do_not_depend_on_how_many_rows_are_alive(members: int) 
     policy = make(spec(policy={"hidden": 64, "intermediate": 128}), *range(members))
     model = decoder(policy.flat.detach(), policy.architecture, policy.turns)
     generator = torch.Generator().manual_seed(0)
-    rows, width, place = 128, 16, 9
+    rows, width, step, size = 128, 16, 9, 8
     settings = policy.spec.policy
     shape = (members, rows, settings.kv_heads, width, settings.head_size)
     keys, values = ([torch.randn(shape, generator=generator) for _ in model.layers] for _ in range(2))
     tokens = torch.randint(0, 11, (members, rows), generator=generator)
     position = torch.full((members, rows), 5)
-    hidden = torch.zeros(members, rows, 1, 1, width)
+    numbers = (torch.arange(members * 16) * 5 % 40).view(members, 16)
+    length = policy.prompt_length[numbers]
+    _, of_prompts = prefill(model, policy.prompts[numbers], length)
 
     def logits(count: int) -> torch.Tensor:
-        cache = Cache(*(tuple(t[:, :count].flatten(0, 1).clone() for t in part) for part in (keys, values)))
-        seen = hidden[:, :count].flatten(0, 1).view(-1, 1, 1, width)
-        return decode(model, tokens[:, :count], position[:, :count], seen, cache, place)
+        own = Cache(*(tuple(t[:, :count].flatten(0, 1).clone() for t in part) for part in (keys, values)))
+        shared = shared_prompts(model, of_prompts, length, torch.arange(count).expand(members, -1), size)
+        return decode(model, tokens[:, :count], position[:, :count], shared, own, step)
 
     whole = logits(rows)
     for count in (ROWS, 16, 24, 40, 64, 120):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_ablate.policies.evaluation import sampled_metrics
 from grpo_ablate.policies.protocol import Draw
-from grpo_ablate.policies.stacked.decoding import Drawn
+from grpo_ablate.policies.stacked.drawing import Drawn
 from grpo_ablate.rng import Purpose
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from grpo_ablate.algorithm.records import Batch
 from grpo_ablate.algorithm.records import Policy as Says
 from grpo_ablate.policies.optimizer import StackedOptimizer
 from grpo_ablate.policies.protocol import Draw, Samples
-from grpo_ablate.policies.stacked import decoding, scoring
+from grpo_ablate.policies.stacked import drawing, scoring
 from grpo_ablate.policies.stacked.architecture import Architecture
+from grpo_ablate.policies.stacked.decoder import Workspace, decoder
 from grpo_ablate.policies.stacked.evaluation import evaluate
 from grpo_ablate.policies.stacked.initial import flattened, initial_parameters
 from grpo_ablate.policies.stacked.layout import Layout, layout
@@ -54,7 +55,7 @@ class Stacked:
         positions = prompts.shape[1] + spec.sampling.max_tokens
         self.turns = rotations(self.architecture, positions, self.device)
         shape = (spec.sampling.prompts, spec.sampling.group_size, spec.sampling.max_tokens)
-        self.workspace = decoding.Workspace()
+        self.workspace = Workspace()
         self.uniforms = RoundUniforms(keys, Purpose.RESPONSE, shape)
 
     def _leaf(self, first: int) -> Tensor:
@@ -89,7 +90,7 @@ class Stacked:
 
     def generate(
         self, prompts: Tensor, group_size: int, uniforms: Tensor | None, wanted: Tensor, *, plain: bool = False
-    ) -> decoding.Drawn:
+    ) -> drawing.Drawn:
         """Draw ``group_size`` responses to ``prompts`` int64 [M, B]; greedily without ``uniforms``.
 
         ``plain``: at temperature 1 with full support, whatever the sampling law is.
@@ -98,8 +99,8 @@ class Stacked:
         if plain:
             law = law.model_copy(update={"temperature": 1.0, "top_k": "off", "top_p": 1.0})
         where = prompts.to(self.device)
-        return decoding.draw(
-            decoding.decoder(self.flat.detach(), self.architecture, self.turns),
+        return drawing.draw(
+            decoder(self.flat.detach(), self.architecture, self.turns),
             self.prompts[where],
             self.prompt_length[where],
             None if uniforms is None else uniforms.to(self.device),
