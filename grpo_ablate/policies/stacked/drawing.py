@@ -12,7 +12,7 @@ from grpo_ablate.algorithm.sampling import law_logprobs
 from grpo_ablate.policies.stacked.decoder import ROWS, Cache, Decoder, Workspace, decode, prefill, shared_prompts
 from grpo_ablate.spec.schema import Sampling
 
-KEPT_SHARE = 0.8  # the batch shrinks once fewer of its rows are alive: a smaller batch costs a copy of the cache
+KEPT_SHARE = 0.7  # the batch shrinks once fewer of its rows are alive: a smaller batch costs a copy of the cache
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ response is never fed, and its first is predicted by the last token of the promp
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as functional
@@ -27,13 +29,68 @@ class Layout:
     turn: Tensor  # complex [C N, heads + kv heads, D/2], the rotation of each row
     spread: Tensor  # int64 [slots], the packed row and head of a slot; empty slots show a row of zeros
     spread_out: Tensor  # int64 [query slots], the same among the heads' outputs
-    collect: Tensor  # int64 [C N, heads + 2 kv heads], the slot of a packed row and head
+    collect: Tensor  # int64 [C N (heads + 2 kv heads)], the slot of a packed row and head
+    collect_out: Tensor  # int64 [C N heads], the query slot of a packed row and head
     shape: tuple[int, int, int, int]  # B, G, P, S
-    prompt_mask: Tensor  # [C, 1, B, 1, P, P], 0 or -inf
+    prompt_mask: Tensor  # [P, P], 0 or -inf
     response_mask: Tensor  # [C, 1, B, 1, 1, S, P + S], 0 or -inf
     rows: Tensor  # int64 [C, B, G, S + 1], the row among C Q that predicts each response token
     scored: Tensor  # bool [C, B, G, S + 1]
     targets: Tensor  # int64 [C, B, G, S + 1], the response tokens; 0 where none is scored
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What depends on the shape of the padded form alone."""
+
+    place: Tensor  # int64 [slots], the token of a slot: prompts [C, B, P], then responses [C, B, G, S]
+    head: Tensor  # int64 [slots], among queries, keys and values
+    queries: int  # slots of queries, which come first
+    numbers: Tensor  # int64 [slots], 0, 1, ...
+    causal_prompt: Tensor  # [P, P], 0 or -inf
+    causal_response: Tensor  # [S, S], 0 or -inf
+
+
+@lru_cache(maxsize=256)
+def slots(
+    chunk: int, groups: int, size: int, width: int, steps: int, heads: int, shared: int, device: torch.device
+) -> Slots:
+    """Return the slots of C = ``chunk`` members, B, G, P and S being the next four numbers.
+
+    Their order is [C, kv heads, B, queries to each, P] and [C, kv heads, B, G, queries to each, S] for queries of
+    prompts and responses, then the same without queries for keys and for values.
+    """
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.arange(math.prod(shape), device=device).view(shape)
+
+    prompts = numbers(chunk, groups, width)[:, None, :, None, :]
+    responses = numbers(chunk, groups, size, steps)[:, None, :, :, None, :] + chunk * groups * width
+    query = numbers(shared, heads // shared)
+    key = heads + numbers(shared)[:, None]
+    places, chosen = [], []
+    for head in (query, key, key + shared):
+        for place, by_head in (
+            (prompts, head[:, None, :, None]),
+            (responses, head[:, None, None, :, None]),
+        ):
+            both = torch.broadcast_tensors(place, by_head)
+            places.append(both[0].flatten())
+            chosen.append(both[1].flatten())
+    place = torch.cat(places)
+
+    def causal(length: int) -> Tensor:
+        step = numbers(length)
+        return torch.where(step <= step[:, None], 0.0, -torch.inf)
+
+    return Slots(
+        place=place,
+        head=torch.cat(chosen),
+        queries=len(places[0]) + len(places[1]),
+        numbers=numbers(len(place)),
+        causal_prompt=causal(width),
+        causal_response=causal(steps),
+    )
 
 
 def layout(
@@ -49,9 +106,6 @@ def layout(
     ``prompts`` int64 [C, B, P] are padded on the right to ``prompt_length`` int64 [C, B], ``turns`` the rotations
     of every position. Groups without any scored token cost nothing beyond their place in the padded form.
     """
-    settings = architecture.settings
-    heads, shared = settings.heads, settings.kv_heads
-    repeat, everything = heads // shared, architecture.projections
     device = tokens.device
     chunk, groups, size, _ = tokens.shape
     length = scored.sum(-1)
@@ -82,60 +136,44 @@ def layout(
     row_prompt = torch.where(last & used[..., None], row[:, :groups, None], row_behind)  # [C, B, P]
     row_response = row[:, groups:].unflatten(1, (groups, size, steps))  # [C, B, G, S]
 
-    packed = torch.zeros(nothing + 1, dtype=torch.int64, device=device)
-    packed[row_prompt.flatten()] = functional.pad(prompts, (0, max(0, width - prompts.shape[-1])))[
-        ..., :width
-    ].flatten()
-    packed[row_response.flatten()] = targets[..., :steps].flatten()
-    position = torch.zeros(nothing + 1, dtype=torch.int64, device=device)
-    position[row_prompt.flatten()] = place.expand(row_prompt.shape).flatten()
-    position[row_response.flatten()] = (prompt_length[..., None, None] + step).expand(row_response.shape).flatten()
-
-    query = torch.arange(heads, device=device).reshape(shared, repeat)
-    key = heads + torch.arange(shared, device=device)
-    prompt_rows = row_prompt[:, None]  # [C, 1, B, P]
-    response_rows = row_response[:, None]  # [C, 1, B, G, S]
-    prompt_heads, response_heads = query[:, None, :, None], query[:, None, None, :, None]
-    prompt_query, response_query = prompt_rows[..., None, :], response_rows[..., None, :]
-
-    def index(rows: Tensor, head: Tensor, stride: int) -> Tensor:
-        return (rows * stride + head).flatten()
-
-    key_prompt, key_response = key[:, None, None], key[:, None, None, None]
-    spread = torch.cat(
-        [
-            index(prompt_query, prompt_heads, everything),
-            index(response_query, response_heads, everything),
-            index(prompt_rows, key_prompt, everything),
-            index(response_rows, key_response, everything),
-            index(prompt_rows, key_prompt + shared, everything),
-            index(response_rows, key_response + shared, everything),
-        ]
+    filled = torch.cat([row_prompt.flatten(), row_response.flatten()])
+    shown = functional.pad(prompts, (0, max(0, width - prompts.shape[-1])))[..., :width]
+    behind_prompt = prompt_length[..., None, None] + step
+    packed = torch.zeros(2, nothing + 1, dtype=torch.int64, device=device)
+    packed[0, filled] = torch.cat([shown.flatten(), targets[..., :steps].flatten()])
+    packed[1, filled] = torch.cat(
+        [place.expand_as(row_prompt).flatten(), behind_prompt.expand_as(row_response).flatten()]
     )
-    spread_out = torch.cat(
-        [index(prompt_query, prompt_heads, heads), index(response_query, response_heads, heads)]
-    )
-    collect = torch.full(((nothing + 1) * everything,), len(spread), dtype=torch.int64, device=device)
-    collect[spread] = torch.arange(len(spread), device=device)
+    ids, position = packed[:, :nothing]
+
+    settings = architecture.settings
+    heads, projections = settings.heads, architecture.projections
+    cut = slots(chunk, groups, size, width, steps, heads, settings.kv_heads, device)
+    rows = filled.index_select(0, cut.place)
+    spread = rows * projections + cut.head
+    spread_out = rows[: cut.queries] * heads + cut.head[: cut.queries]
+    collect = torch.full(((nothing + 1) * projections,), len(spread), dtype=torch.int64, device=device)
+    collect[spread] = cut.numbers
+    collect = collect[: nothing * projections]
+    collect_out = collect.view(nothing, projections)[:, :heads].clamp(max=len(spread_out)).flatten()
 
     hidden = torch.where(place < prompt_length[..., None], 0.0, -torch.inf)[:, None, :, None, None, None]
-    causal = torch.where(place <= place[:, None], 0.0, -torch.inf)
-    own = torch.where(step <= step[:, None], 0.0, -torch.inf)
     shape = (chunk, 1, groups, 1, 1, steps)
     predicts = torch.cat([row[:, :groups, None, None].expand(-1, -1, size, -1), row_response], -1)
     predicts = predicts[..., : scored.shape[-1]]  # one less where no response may have two tokens
     queries = _stepped(predicted)  # some rows of prompts may be among them, whose logits nobody reads
     among = predicts - member[..., None, None] * (total - queries)
     return Layout(
-        tokens=packed[:nothing].reshape(chunk, total),
+        tokens=ids.view(chunk, total),
         queries=queries,
-        turn=turns.index_select(0, position[:nothing]),
+        turn=turns.index_select(0, position),
         spread=spread,
         spread_out=spread_out,
-        collect=collect[: nothing * everything].reshape(nothing, everything),
+        collect=collect,
+        collect_out=collect_out,
         shape=(groups, size, width, steps),
-        prompt_mask=causal.expand(chunk, 1, groups, 1, width, width),
-        response_mask=torch.cat([hidden.expand(*shape, width), own.expand(*shape, steps)], -1),
+        prompt_mask=cut.causal_prompt,
+        response_mask=torch.cat([hidden.expand(*shape, width), cut.causal_response.expand(*shape, steps)], -1),
         rows=torch.where(scored, among, 0),
         scored=scored,
         targets=targets,

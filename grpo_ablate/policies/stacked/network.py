@@ -165,8 +165,7 @@ def _attend(heads: Heads, layout: Layout, architecture: Architecture) -> tuple[T
     over_prompt, over_own = _split(of_responses, batch, width)
     torch.bmm(over_prompt, heads.prompt_value, out=of_response.view(batch, -1, head_size))
     of_response.view(batch * size, -1, head_size).baddbmm_(over_own, heads.response_value)
-    slots = layout.collect[:, : settings.heads].clamp(max=len(layout.spread_out))
-    packed = outputs.index_select(0, slots.flatten())
+    packed = outputs.index_select(0, layout.collect_out)
     return packed, of_prompts, of_responses
 
 
@@ -195,6 +194,7 @@ def backward(
     values = logits.new_zeros(chunk, total, upper.shape[-1])
     values[:, : layout.queries] = _unnormed(upper.mul_(weight), tape.final)
 
+    back = layout.turn.conj_physical()
     for layer in reversed(range(architecture.settings.layers)):
         name, saved = f"layers.{layer}", tape.layers[layer]
         into[f"{name}.mlp_out"].copy_(product(saved.gated.transpose(1, 2), values))
@@ -208,7 +208,7 @@ def backward(
 
         into[f"{name}.attention_out"].copy_(product(saved.attended.transpose(1, 2), values))
         upper = product(values, parameters[f"{name}.attention_out"].transpose(1, 2))
-        projected = _attend_backward(upper, saved, layout, architecture)
+        projected = _attend_backward(upper, saved, layout, back, architecture)
         values += _matrix(
             parameters, into, f"{name}.attention_norm", f"{name}.attention_in", saved.attention_in, projected
         )
@@ -240,8 +240,13 @@ def _matrix(
     return _unnormed(product(gradient, (weight[..., None] * after).transpose(1, 2)), saved)
 
 
-def _attend_backward(upper: Tensor, saved: LayerTape, layout: Layout, architecture: Architecture) -> Tensor:
-    """Return the gradient [C, N, projections D] of the projected, given that of the attended [C, N, heads D]."""
+def _attend_backward(
+    upper: Tensor, saved: LayerTape, layout: Layout, back: Tensor, architecture: Architecture
+) -> Tensor:
+    """Return the gradient [C, N, projections D] of the projected, given that of the attended [C, N, heads D].
+
+    ``back`` undoes the layout's rotation.
+    """
     settings = architecture.settings
     _, size, width, _ = layout.shape
     heads, head_size = saved.heads, settings.head_size
@@ -283,8 +288,8 @@ def _attend_backward(upper: Tensor, saved: LayerTape, layout: Layout, architectu
     into.prompt_key.baddbmm_(to_prompt.transpose(1, 2), group_query)
     torch.bmm(to_own.transpose(1, 2), heads.response_query, out=into.response_key)
 
-    packed = slots.index_select(0, layout.collect.flatten()).view(chunk * total, -1, head_size)
-    rotate_(packed, layout.turn.conj().resolve_conj())
+    packed = slots.index_select(0, layout.collect).view(chunk * total, -1, head_size)
+    rotate_(packed, back)
     return packed.view(chunk, total, -1)
 
 
