@@ -19,7 +19,12 @@ for edition, option, needed in (
                 pdf,
                 caption="report/paper.rst",
                 category="paper",
-                labels={"what": "the paper" if not option else "the paper, quick experiments", "format": "pdf"},
+                labels={
+                    "what": (
+                        "the paper" if not option else "the paper, quick experiments"
+                    ),
+                    "format": "pdf",
+                },
             ),
             numbers=numbers,
             overview=[
