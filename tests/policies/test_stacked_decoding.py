@@ -104,7 +104,9 @@ def test_slots_that_are_not_wanted_cost_no_response() -> None:
 def test_greedy_takes_the_most_probable_token_each_time() -> None:
     policy = make(spec(), 3)
     prompts = torch.tensor([[0, 10, 20, 30, 40]])
-    drawn = policy.generate(prompts, 1, None, torch.ones(1, 5, dtype=torch.bool), plain=True)
+    drawn = policy.generate(
+        prompts, 1, torch.full((1, 5, 1, 7), -1.0), torch.ones(1, 5, dtype=torch.bool), plain=True
+    )
     cold = make(spec(sampling={"temperature": 1e-4, "group_size": 1}), 3)
     again = cold.generate(prompts, 1, cold.uniforms(0), torch.ones(1, 5, dtype=torch.bool))
     assert torch.equal(drawn.tokens, again.tokens)

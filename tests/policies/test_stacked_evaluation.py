@@ -36,6 +36,9 @@ def test_measures_are_those_of_the_keyed_responses() -> None:
         for member in right
     ]
     torch.testing.assert_close(found["eval/pass_at_2"], torch.tensor(some, dtype=torch.float64).mean(1))
+    greedy = policy.generate(prompts, 1, torch.full((2, 8, 1, 7), -1.0), torch.ones(2, 8).bool(), plain=True)
+    best = task.score(prompts, greedy.tokens, greedy.token).components["accuracy"]
+    torch.testing.assert_close(found["eval/greedy_accuracy"], best.mean((1, 2)))
     assert (found["eval/kl"] == 0).all()
     assert all(value.shape == (2,) and value.dtype == torch.float64 for value in found.values())
 
@@ -43,7 +46,7 @@ def test_measures_are_those_of_the_keyed_responses() -> None:
 def test_responses_do_not_depend_on_how_many_are_drawn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make(spec(), 0, 9)
     whole = policy.evaluate(4, 0)
-    monkeypatch.setattr("grpo_ablate.policies.stacked.evaluation.ROWS", 16)
+    monkeypatch.setattr("grpo_ablate.policies.stacked.evaluation.ROWS", 10)
     for name, value in policy.evaluate(4, 0).items():
         assert torch.equal(value, whole[name]), name
 

@@ -39,7 +39,7 @@ def test_logits_equal_transformers_with_padding_on_either_side(tmp_path: Path, s
     last = torch.full_like(length, width - 1) if side == "left" else length - 1
     theirs = logits[torch.arange(8), last].log_softmax(-1)
     wanted = torch.ones(2, 8, dtype=torch.bool)
-    greedy = policy.generate(numbers.expand(2, -1), 1, None, wanted, plain=True)
+    greedy = policy.generate(numbers.expand(2, -1), 1, torch.full((2, 8, 1, 7), -1.0), wanted, plain=True)
     torch.testing.assert_close(greedy.logprobs[1, :, 0, 0], theirs.amax(-1), atol=1e-5, rtol=0)
     assert torch.equal(greedy.tokens[1, :, 0, 0], theirs.argmax(-1))
 
@@ -50,7 +50,9 @@ def test_transformers_generates_the_greedy_responses(tmp_path: Path) -> None:
     save_transformers(parameters, policy.spec.policy, policy.task, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     numbers = torch.arange(8)[None] * 5
-    mine = policy.generate(numbers, 1, None, torch.ones(1, 8, dtype=torch.bool), plain=True)
+    mine = policy.generate(
+        numbers, 1, torch.full((1, 8, 1, 7), -1.0), torch.ones(1, 8, dtype=torch.bool), plain=True
+    )
     for row, number in enumerate(numbers[0]):
         prompt = policy.prompts[number][: policy.prompt_length[number]][None]
         limit = policy.spec.sampling.max_tokens

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_ablate.algorithm.records import Batch
+from grpo_ablate.policies.stacked import products
 from grpo_ablate.policies.stacked.policy import Stacked
 from grpo_ablate.policies.stacked.supervised import answer_loss
 from grpo_ablate.policies.stacked.transformers_folder import configuration, to_llama
@@ -209,3 +210,31 @@ def test_the_supervised_loss_is_the_cross_entropy_of_answer_tokens() -> None:
         gradient = to_llama({name: view[member] for name, view in views.items()}, policy.architecture)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(gradient[name], parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+def test_members_at_once_and_one_by_one_give_the_same(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the members are one chunk, whatever their lengths and the groups they train on."""
+    monkeypatch.setattr(products, "ONEDNN", onednn and products.ONEDNN)
+    policies = [make(spec(sampling={"top_p": 0.9}), 3, 8, 5) for _ in range(2)]
+    policies[1].chunk = 3
+    policies[1].leaves = [policies[1]._leaf(0)]
+    batch = drawn_batch(policies[0])
+    present = batch.present.clone()
+    present[0, 1:] = False
+    present[1] = False
+    batch = replace(batch, present=present)
+    with torch.no_grad():
+        for policy in policies:
+            policy.reference += 0.05 * torch.randn(policy.flat.shape, generator=torch.Generator().manual_seed(1))
+    factor = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(2))
+    found = []
+    for policy in policies:
+        says = policy.logprobs(batch, kl_exact=True)
+        policy.accumulate((factor * (says.logprobs + says.entropy * says.kl_exact)).sum((1, 2, 3)))
+        found.append(
+            (says.logprobs, says.entropy, says.kl_exact, policy.reference_logprobs(batch), policy.gradient)
+        )
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    assert (found[0][-1][1] == 0).all() and (found[1][-1][1] == 0).all()

@@ -42,7 +42,7 @@ def draw(
     model: Decoder,
     prompts: Tensor,
     length: Tensor,
-    uniforms: Tensor | None,
+    uniforms: Tensor,
     wanted: Tensor,
     size: int,
     law: Sampling,
@@ -52,7 +52,7 @@ def draw(
 ) -> Drawn:
     """Draw ``size`` responses to each of ``prompts`` int64 [M, B, P] of ``length`` [M, B].
 
-    ``uniforms`` [M, B, G, T] in [0, 1); without them the most probable token is taken each time. Prompts outside
+    ``uniforms`` [M, B, G, T] in [0, 1); where they are negative the most probable token is taken. Prompts outside
     ``wanted`` bool [M, B] get no response.
     """
     members, count, _ = prompts.shape
@@ -70,17 +70,18 @@ def draw(
     logprobs = torch.zeros(limit, members, slots + 1, device=device)
     token = torch.zeros(limit, members, slots + 1, dtype=torch.bool, device=device)
     support = torch.ones(limit, members, slots + 1, vocabulary, dtype=torch.bool, device=device) if cuts else None
-    noise = None
-    if uniforms is not None:
-        # The largest float32 below 1: rounding up to 1 would leave the distribution function.
-        flat = uniforms.reshape(members, slots, limit).permute(2, 0, 1).float().clamp_(max=1 - 2.0**-24)
-        noise = functional.pad(flat, (0, 1))
+    greedy = bool((uniforms < 0).any())
+    # The largest float32 below 1: rounding up to 1 would leave the distribution function.
+    noise = uniforms.reshape(members, slots, limit).permute(2, 0, 1).float().clamp_(max=1 - 2.0**-24)
+    noise = functional.pad(noise, (0, 1))
 
     def pick(logits: Tensor, slot: Tensor, step: int) -> Tensor:
         """Draw the token of ``step`` for the rows that stand in ``slot`` int64 [M, R]."""
         chosen_law = law_logprobs(logits, law) if cuts or law.temperature != 1 else logits.log_softmax(-1)
-        uniform = None if noise is None else noise[step].gather(1, slot)
-        found = chosen_law.argmax(-1) if uniform is None else invert(chosen_law.exp(), uniform)
+        uniform = noise[step].gather(1, slot)
+        found = invert(chosen_law.exp(), uniform)
+        if greedy:
+            found = torch.where(uniform < 0, chosen_law.argmax(-1), found)
         tokens[step].scatter_(1, slot, found)
         logprobs[step].scatter_(1, slot, chosen_law.gather(-1, found[..., None])[..., 0])
         token[step].scatter_(1, slot, True)

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from grpo_ablate.policies.evaluation import sampled_metrics
@@ -16,7 +17,7 @@ from grpo_ablate.rng import Purpose
 if TYPE_CHECKING:
     from grpo_ablate.policies.stacked.policy import Stacked
 
-ROWS = 256  # responses a member drawn at a time, which bounds the key-value cache
+ROWS = 384  # responses a member drawn at a time, which bounds the key-value cache
 SCORED = 2  # responses a prompt whose entropy and KL are computed
 
 
@@ -30,11 +31,10 @@ def evaluate(policy: Stacked, samples: int, round: int) -> dict[str, Tensor]:
     task = policy.task
     count = task.held_out_count
     prompts = (task.prompt_count + torch.arange(count)).expand(policy.members, -1)
-    drawn = _drawn(policy, prompts, samples, round)
+    drawn, greedy = _drawn(policy, prompts, samples, round)
     scores = task.score(prompts, drawn.tokens, drawn.token)
     length = drawn.token.sum(-1).double()
     found = sampled_metrics(scores, drawn.tokens)
-    greedy = _drawn(policy, prompts, 1, None)
     right = task.score(prompts, greedy.tokens, greedy.token).components["accuracy"] == 1
     found |= {
         "eval/greedy_accuracy": right.double().mean((1, 2)),
@@ -52,15 +52,16 @@ def evaluate(policy: Stacked, samples: int, round: int) -> dict[str, Tensor]:
     return found
 
 
-def _drawn(policy: Stacked, prompts: Tensor, samples: int, round: int | None) -> Drawn:
-    """Draw ``samples`` responses to ``prompts`` [M, P], some prompts at a time; greedy where ``round`` is None."""
+def _drawn(policy: Stacked, prompts: Tensor, samples: int, round: int) -> tuple[Drawn, Drawn]:
+    """Return ``samples`` keyed responses and the greedy one to ``prompts`` [M, P], some prompts at a time."""
     parts = []
-    for slots in torch.arange(prompts.shape[1]).split(max(1, ROWS // samples)):
-        uniforms = None
-        if round is not None:
-            uniforms = policy.keyed(Draw(Purpose.EVALUATION, round), slots, samples)
+    for slots in torch.arange(prompts.shape[1]).split(max(1, ROWS // (samples + 1))):
+        uniforms = policy.keyed(Draw(Purpose.EVALUATION, round), slots, samples)
+        uniforms = functional.pad(uniforms, (0, 0, 0, 1), value=-1.0)
         wanted = torch.ones(policy.members, len(slots), dtype=torch.bool)
-        parts.append(policy.generate(prompts[:, slots], samples, uniforms, wanted, plain=True))
+        parts.append(policy.generate(prompts[:, slots], samples + 1, uniforms, wanted, plain=True))
     names = [field.name for field in fields(Drawn) if field.name != "support"]
-    joined = {name: torch.cat([getattr(part, name) for part in parts], 1).cpu() for name in names}
-    return Drawn(**joined, support=None)
+    whole = {name: torch.cat([getattr(part, name) for part in parts], 1).cpu() for name in names}
+    sampled = {name: tensor[:, :, :samples] for name, tensor in whole.items()}
+    greedy = {name: tensor[:, :, samples:] for name, tensor in whole.items()}
+    return Drawn(**sampled, support=None), Drawn(**greedy, support=None)

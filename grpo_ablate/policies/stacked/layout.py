@@ -51,7 +51,7 @@ class Slots:
     causal_response: Tensor  # [S, S], 0 or -inf
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def slots(
     chunk: int, groups: int, size: int, width: int, steps: int, heads: int, shared: int, device: torch.device
 ) -> Slots:

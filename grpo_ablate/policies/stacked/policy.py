@@ -89,9 +89,9 @@ class Stacked:
         )
 
     def generate(
-        self, prompts: Tensor, group_size: int, uniforms: Tensor | None, wanted: Tensor, *, plain: bool = False
+        self, prompts: Tensor, group_size: int, uniforms: Tensor, wanted: Tensor, *, plain: bool = False
     ) -> drawing.Drawn:
-        """Draw ``group_size`` responses to ``prompts`` int64 [M, B]; greedily without ``uniforms``.
+        """Draw ``group_size`` responses to ``prompts`` int64 [M, B]; greedily where ``uniforms`` are negative.
 
         ``plain``: at temperature 1 with full support, whatever the sampling law is.
         """
@@ -103,7 +103,7 @@ class Stacked:
             decoder(self.flat.detach(), self.architecture, self.turns),
             self.prompts[where],
             self.prompt_length[where],
-            None if uniforms is None else uniforms.to(self.device),
+            uniforms.to(self.device),
             wanted.to(self.device),
             group_size,
             law,
