@@ -18,8 +18,8 @@ from project import Project
 pytestmark = pytest.mark.slow
 
 NOTHING: Counter[str] = Counter()
-AFTER_ALPHA = {"log": 1, "collect": 1, "compare": 1, "draw-alpha": 1, "paper": 1}
-AFTER_BOTH = {"log": 2, "collect": 2, "compare": 2, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
+AFTER_ALPHA = {"log": 1, "collect": 1, "compare": 1, "across": 1, "draw-alpha": 1, "paper": 1}
+AFTER_BOTH = {"log": 2, "collect": 2, "compare": 2, "across": 1, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
 
 
 def trains(number: int, then: dict[str, int]) -> Counter[str]:
@@ -161,7 +161,7 @@ def test_a_training_function_edited_retrains_what_reruns_and_marks_what_is_kept(
         )
     )
     # alpha: two rows and two controls of two blocks. beta keeps its runs; its tables are made anew to say so
-    after = {"log": 1, "collect": 2, "compare": 2, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
+    after = {"log": 1, "collect": 2, "compare": 2, "across": 1, "draw-alpha": 1, "draw-beta": 1, "paper": 1}
     assert project.planned() == trains(8, after)
     states = project.status()["counts"]
     assert (states["stale"], states["done"]) == (12, 0)
