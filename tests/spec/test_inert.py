@@ -79,12 +79,13 @@ def test_gradient_variants_differ_in_the_loss_only(write: Write) -> None:
 def test_plan_names_the_twin_and_the_reason_and_counts_its_jobs_once(write: Write, tmp_path: Path) -> None:
     experiment = load_experiment(write({"rows": {"base": {}, "wide": {"update": {"clip_high": 0.28}}}}))
     found = plan(experiment, tmp_path)
-    assert (found.jobs, found.jobs_to_run, found.seconds) == (2, 2, None)
+    assert (found.jobs, found.jobs_to_run, found.seconds) == (2 + 4, 2 + 4, None)  # the row, and two controls
     text = as_text([found])
     assert "twin of base" in text
     assert "wide: update.clip_high 0.28 cannot act: with one optimiser step per round every ratio" in text
     assert "time: unknown" in text
-    assert "640 rollouts in 2 jobs; 0 done, 2 to run" in text  # 80 rollouts x 8 seeds, the twin not counted
+    # 80 rollouts x 8 seeds, of the row and its two controls; the twin is not counted
+    assert "1,920 rollouts in 6 jobs; 0 done, 6 to run" in text
 
 
 def test_plan_shows_the_budget_arithmetic(write: Write, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "update.clip_high": 0.01, "update.dual_clip": 1.01, "update.tau_pos": 3.0, "update.tau_neg": 3.0,
     "update.log_ratio_clamp": 0.01, "update.reduction": "token-mean", "update.constant": 1,
     "update.mismatch": "truncate", "update.mismatch_level": "sequence", "update.mismatch_cap": 1.0,
-    "optimizer.betas": [0.5, 0.6],
+    "optimizer.betas": [0.5, 0.6], "evaluation.final_evaluations": 2,
 }  # fmt: skip
 
 
