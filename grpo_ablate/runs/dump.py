@@ -77,7 +77,7 @@ def entries(seen: Round, loop: Loop) -> list[dict[str, Any]]:
             "old_logp": values(batch.old_logprobs),
             "ref_logp": values(batch.reference_logprobs),
             "sampler_logp": values(batch.sampler_logprobs),
-            "kl_exact": values(seen.says.kl_exact),
+            "kl_exact": values(seen.says.kl_exact if batch.old_kl_exact is None else batch.old_kl_exact),
             "truncated": bool(batch.truncated[0, slot, sample]),
         }
         if batch.steps is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from grpo_ablate.runs.numerics import settle
 from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.provenance import provenance
 from grpo_ablate.runs.record import check_writable, json_bytes
-from grpo_ablate.runs.start_files import FILE, MODEL, PARAMETERS, Begin, start_parameters
+from grpo_ablate.runs.start_files import FILE, MODEL, PARAMETERS, Begin, start_parameters, unusable
 from grpo_ablate.runs.stopping import StopRequest, stop_requests
 from grpo_ablate.spec.identity import replace
 from grpo_ablate.spec.schema import SCHEMA_VERSION, SelectionTask, Spec, StackedPolicy
@@ -87,7 +88,24 @@ def load_start(results: Path, spec: Spec, seeds: range, command: str) -> Begin |
     if start is None:
         return None
     found, content = start_parameters(results, start, command)
-    return Begin(load(content), found["hash"], found["sha256"])
+    return Begin(_sound(content, spec, start, results), found["hash"], found["sha256"])
+
+
+def _sound(content: bytes, spec: Spec, start: Start, results: Path) -> dict[str, Tensor]:
+    """Return the parameters in a safetensors file, which are finite and those of the policy; else UserError."""
+    path = results / start.folder / PARAMETERS
+    assert isinstance(spec.policy, StackedPolicy)
+    assert not isinstance(spec.task, SelectionTask)
+    try:
+        parameters = load(content)
+        flat = flattened(
+            parameters, Architecture(spec.policy, len(make_task(spec.task).vocabulary)), len(start.members)
+        )
+    except (SafetensorError, ValueError):
+        raise unusable(path, "does not hold the parameters of this policy") from None
+    if not flat.isfinite().all():
+        raise unusable(path, "holds a parameter that is not finite")
+    return parameters
 
 
 def stacked(parts: list[Demonstrations]) -> tuple[Tensor, Tensor, Tensor]:

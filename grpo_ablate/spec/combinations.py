@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_ablate.errors import nearest
-from grpo_ablate.spec.schema import Spec, Switches
+from grpo_ablate.spec.schema import Spec, StackedPolicy, Switches
 
 _GROUP_BASELINES = ("mean", "leave-one-out")
 _GROUP_SCALES = ("group-std", "leave-one-out-std")
@@ -106,6 +106,12 @@ def _kl(spec: Switches) -> str | None:
             "kl.place reward-before puts the penalty into response rewards, which advantage.supervision process "
             "does not read: use loss or reward-after."
         )
+    if spec.kl.place != "loss" and spec.kl.beta > 0 and spec.kl.refresh_reference and spec.update.staleness:
+        return (
+            f"kl.refresh_reference {spec.kl.refresh_reference} with kl.place {spec.kl.place} and update.staleness "
+            f"{spec.update.staleness} would measure responses against another reference than that of their round: "
+            "use staleness 0, or the place loss."
+        )
     return None
 
 
@@ -152,6 +158,15 @@ def _budget(spec: Spec) -> str | None:
     return None
 
 
+def architecture_refusal(policy: StackedPolicy) -> str | None:
+    """Return why no transformer has these sizes, naming the keys, or None when one has."""
+    if policy.heads % policy.kv_heads:
+        return f"policy.kv_heads {policy.kv_heads} does not divide policy.heads {policy.heads}."
+    if policy.head_size % 2:
+        return f"policy.head_size is {policy.head_size}, but rotary positions need an even number."
+    return None
+
+
 def _policy(spec: Spec) -> str | None:
     policy = spec.policy
     if policy.name == "tabular":
@@ -164,10 +179,9 @@ def _policy(spec: Spec) -> str | None:
         return None
     if not spec.task.needs_tokens:
         return f"policy.name {policy.name} writes tokens, but the task {spec.task.name} chooses: use tabular."
-    if policy.heads % policy.kv_heads:
-        return f"policy.kv_heads {policy.kv_heads} does not divide policy.heads {policy.heads}."
-    if policy.head_size % 2:
-        return f"policy.head_size is {policy.head_size}, but rotary positions need an even number."
+    reason = architecture_refusal(policy)
+    if reason is not None:
+        return reason
     if "exact" in (spec.evaluation.samples, spec.evaluation.final_samples):
         return f"evaluation.samples exact needs a closed form, which no {policy.name} policy has: use a number."
     return None

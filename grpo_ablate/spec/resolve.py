@@ -14,6 +14,7 @@ from grpo_ablate.spec.combinations import refusal
 from grpo_ablate.spec.files import Changes, Claim, ExperimentFile, Figures, RowFile, TestbedFile
 from grpo_ablate.spec.identity import spec_hash
 from grpo_ablate.spec.inert import Inert, neutralised, notes
+from grpo_ablate.spec.margins import margin_of
 from grpo_ablate.spec.presets import PRESETS
 from grpo_ablate.spec.reading import checked, parse_yaml, read_yaml
 from grpo_ablate.spec.schema import Advantage, Kl, Spec, Switches, Update
@@ -242,8 +243,10 @@ def check_claims(experiment: Experiment) -> None:
                 raise UserError(f"{where}: test.{key}: no row '{name}'; {nearest(name, names)}")
         if test.row == test.than:
             raise UserError(f"{where}: test.row and test.than are both '{test.row}'; name two rows.")
-        if test.kind in ("equivalent", "ratio") and not test.margin:
-            raise UserError(f"{where}: test.margin is missing: {test.kind} needs a margin above 0.")
+        margin = margin_of(experiment, claim)
+        if test.kind in ("equivalent", "ratio") and not margin:
+            state = "missing" if margin is None else "0"
+            raise UserError(f"{where}: test.margin is {state}: {test.kind} needs a margin above 0.")
         if (test.value is None) == (test.kind == "ratio"):
             wanted = "needs the stated ratio as test.value" if test.kind == "ratio" else "reads no test.value"
             raise UserError(f"{where}: test.is {test.kind} {wanted}.")

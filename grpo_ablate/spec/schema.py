@@ -19,6 +19,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Coordinate = Annotated[int, Field(ge=1, le=65536)]  # counted by a key of the random numbers
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=80)]
 
 
@@ -51,7 +52,7 @@ class SelectionTask(Section):
     needs_tokens: ClassVar[bool] = False
 
     name: Literal["selection"] = "selection"
-    version: int = 1
+    version: Literal[1] = 1
     prompts: Annotated[list[SelectionPrompt], Field(min_length=1)]
 
     @property
@@ -68,7 +69,7 @@ class ArithmeticTask(Section):
     needs_tokens: ClassVar[bool] = True  # responses are token sequences: a language model's task
 
     name: Literal["arithmetic"]
-    version: int = 1
+    version: Literal[1] = 1
     operands: Annotated[list[Annotated[int, Field(ge=2, le=7)]], Field(min_length=1)] = [3, 4, 5, 6, 7]
     train_prompts: Annotated[int, Field(ge=1, le=65536)] = 4096  # the pool that RL draws from
     held_out: Annotated[int, Field(ge=1, le=4096)] = 256  # prompts that only evaluation sees
@@ -87,8 +88,8 @@ class TranslationTask(Section):
     needs_tokens: ClassVar[bool] = True
 
     name: Literal["translation"]
-    version: int = 1
-    train_prompts: Annotated[int, Field(ge=1, le=65536)] = 2048
+    version: Literal[1] = 1
+    train_prompts: Annotated[int, Field(ge=1, le=32768)] = 2048
     held_out: Annotated[int, Field(ge=1, le=4096)] = 256
 
     @property
@@ -168,10 +169,10 @@ class Sampling(Section):
     """How responses are drawn: the law, the groups, the filter."""
 
     engine: Literal["transformers", "vllm"] = "transformers"  # pretrained models only
-    prompts: Count = 8  # B, prompts (groups) per round
+    prompts: Coordinate = 8  # B, prompts (groups) per round
     prompt_order: Literal["each-once", "cycle", "iid"] = "cycle"
-    group_size: Count = 8  # G, responses per prompt
-    max_tokens: Count = 1  # L_max
+    group_size: Coordinate = 8  # G, responses per prompt
+    max_tokens: Coordinate = 1  # L_max
     temperature: Positive = 1.0
     top_k: Count | Off = "off"
     top_p: Fraction = 1.0

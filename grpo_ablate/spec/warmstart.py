@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.cells import Cell
+from grpo_ablate.spec.combinations import architecture_refusal
 from grpo_ablate.spec.identity import from_canonical
 from grpo_ablate.spec.reading import checked
 from grpo_ablate.spec.schema import (
@@ -147,6 +148,10 @@ def parse_start(text: str, seeds: tuple[int, int] | None, where: str) -> Start:
             f"{where}: there is no warm start: the task has no demonstrations, the policy is not stacked, or "
             "policy.warmstart.steps is 0."
         )
+    assert isinstance(spec.policy, StackedPolicy)
+    reason = architecture_refusal(spec.policy)
+    if reason is not None:
+        raise UserError(f"{where}: {reason}")
     start = start_of(spec, *(seeds or (0, 0)))
     assert start is not None
     if seeds is None and start.seeds is not None:

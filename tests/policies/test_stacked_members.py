@@ -9,7 +9,7 @@ from stacked_specs import drawn_batch, make, make_loop, spec
 from torch import Tensor
 
 from grpo_ablate.algorithm.loop import Loop
-from grpo_ablate.spec.schema import Kl, Update
+from grpo_ablate.spec.schema import Kl, Reward, Update
 
 ROUNDS = 5
 
@@ -124,3 +124,19 @@ def test_a_resumed_run_continues_bit_by_bit() -> None:
     assert first.keys() == second.keys()
     for name, value in first.items():
         assert torch.equal(value.nan_to_num(-1), second[name].nan_to_num(-1)), name
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "exact"])
+@pytest.mark.parametrize("place", ["reward-before", "reward-after"])
+def test_a_policy_that_is_its_own_reference_is_at_no_distance_from_it(place: str, estimator: str) -> None:
+    """Rounding must not tell the responses of a constant group apart: divided by its spread it would train."""
+    settings = spec(
+        rounds=1,
+        reward=Reward(transform="constant", constant=0.4),
+        kl=Kl(beta=0.05, estimator=estimator, place=place),
+        update=Update(),
+    )
+    loop = make_loop(settings, 0, 1)
+    before = {name: value.clone() for name, value in loop.policy.parameters().items()}
+    after = trained(loop)
+    assert all(torch.equal(before[name], after[name]) for name in before)

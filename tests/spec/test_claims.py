@@ -26,6 +26,7 @@ def claim(**test: Any) -> dict[str, Any]:
         ({"than": "bas"}, "test.than: no row 'bas'; did you mean 'base'?"),
         ({"than": "other"}, "test.row and test.than are both 'other'; name two rows."),
         ({"is": "equivalent"}, "test.margin is missing: equivalent needs a margin above 0."),
+        ({"is": "equivalent", "margin": 0}, "test.margin is 0: equivalent needs a margin above 0."),
         ({"is": "ratio", "margin": 0.1}, "test.is ratio needs the stated ratio as test.value."),
         ({"value": 2.0}, "test.is better reads no test.value."),
         ({"metric": "eval/rewrd"}, "test.metric: no metric 'eval/rewrd'; did you mean 'eval/reward'?"),
@@ -114,3 +115,11 @@ def test_policies_and_tasks_that_do_not_go_together_are_refused(
     }
     with pytest.raises(UserError, match=sentence):
         load_experiment(write({"rows": ROWS}, testbed))
+
+
+def test_a_reference_that_moves_between_drawing_and_training_is_refused(write: Write) -> None:
+    row = {"kl": {"beta": 0.1, "place": "reward-after", "refresh_reference": 2}, "update": {"staleness": 1}}
+    with pytest.raises(UserError, match="kl.refresh_reference 2 with kl.place reward-after and update.staleness 1"):
+        load_experiment(write({"rows": {"base": row}}))
+    del row["kl"]["place"]  # in the loss it is measured when it trains
+    load_experiment(write({"rows": {"base": row}}))

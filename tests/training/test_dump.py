@@ -17,6 +17,11 @@ ROWS = {
     "inner-steps": {"update": {"inner_passes": 3, "minibatches": 2}, "kl": {"beta": 0.1, "estimator": "k2"}},
     "stale-clipped": {"update": {"staleness": 3, "clip_low": 0.01, "clip_high": 0.02}},
     "kl-in-reward": {"kl": {"beta": 0.5, "estimator": "k1", "place": "reward-before"}},
+    "kl-exact-in-reward-stale": {
+        "kl": {"beta": 0.5, "estimator": "exact", "place": "reward-after"},
+        "update": {"staleness": 2},
+        "advantage": {"scale": "none"},
+    },
     "drop": {"sampling": {"dynamic": "drop"}, "advantage": {"baseline": "leave-one-out", "scale": "none"}},
     "top-k": {"sampling": {"top_k": 2, "temperature": 0.6}, "reward": {"transform": "power", "power": 4}},
 }

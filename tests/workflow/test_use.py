@@ -122,7 +122,8 @@ def test_smoke_makes_tables_and_figures_of_every_experiment_apart(project: Proje
     smoke = project.path / "results/smoke"
     for name in ("alpha", "beta"):
         runs = pyarrow.parquet.read_table(smoke / f"tables/{name}-runs.parquet").to_pandas()
-        assert (runs["row"].nunique(), runs["seed"].nunique(), runs["round"].max()) == (2, 2, 2)
+        # two rows and the two controls
+        assert (runs["row"].nunique(), runs["seed"].nunique(), runs["round"].max()) == (4, 2, 2)
         assert (smoke / f"figures/{name}-curves.pdf").exists()
     assert project.records() == before
     assert project.planned() == project.planned("smoke") == Counter()

@@ -71,19 +71,21 @@ class Stacked:
         """Draw responses under the sampling law; the trainer's log-probabilities are the sampler's.
 
         Both are the same float32 arithmetic in another order of sums, so that the first ratios of a round differ
-        from 1 by rounding alone.
+        from 1 by rounding alone. A KL in the reward takes them as the reference's are taken: the KL of a policy
+        that is its own reference is then exactly 0, where rounding would tell the responses of a group apart.
         """
         drawn = self.generate(prompts, group_size, self._uniforms(prompts, group_size, draw), wanted)
-        old_kl = None
-        if kl_exact:
-            old_kl = self._score(prompts, drawn.tokens, drawn.token, drawn.support, True).kl_exact
-        logprobs = drawn.logprobs.cpu()
+        logprobs = old_logprobs = drawn.logprobs.cpu()
+        old_kl, kl = None, self.spec.kl
+        if kl.beta > 0 and kl.place != "loss":
+            says = self._score(prompts, drawn.tokens, drawn.token, drawn.support, kl_exact)
+            old_logprobs, old_kl = says.logprobs.detach(), says.kl_exact
         return Samples(
             tokens=drawn.tokens.cpu(),
             token=drawn.token.cpu(),
             truncated=drawn.truncated.cpu(),
             sampler_logprobs=logprobs,
-            old_logprobs=logprobs,
+            old_logprobs=old_logprobs,
             old_kl_exact=old_kl,
             support=None if drawn.support is None else drawn.support.cpu(),
         )
