@@ -3,7 +3,7 @@
 ``held: rollouts`` and ``updates``: less than one round's worth, since a budget is spent in whole rounds, and rows
 that resample, or whose groups are larger, end with different remainders. ``tokens`` and ``seconds`` depend on
 what the policy says and on what else the machine does: within ``RELATIVE`` of the baseline. Failed runs stop
-early and are left out of the account (not of the scores).
+early and are left out of the account (not of the scores), and so is a row whose every run failed.
 """
 
 from __future__ import annotations

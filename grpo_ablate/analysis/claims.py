@@ -23,6 +23,7 @@ from grpo_ablate.analysis.comparison import NAN, ClaimResult, Difference, Tests,
 from grpo_ablate.analysis.sign_flip_bound import seeds_needed
 from grpo_ablate.analysis.statistics import Numbers
 from grpo_ablate.analysis.words import estimate, number, p_value
+from grpo_ablate.spec.margins import margin_of
 
 if TYPE_CHECKING:
     from grpo_ablate.analysis.scores import Scores
@@ -30,11 +31,16 @@ if TYPE_CHECKING:
     from grpo_ablate.spec.resolve import Experiment
 
 ALPHA = 0.05
+TIE = 8  # units in the last place
 
 
 def difference(seeds: NDArray[np.int64], own: Numbers, other: Numbers, family: int) -> Difference:
-    """Return the paired differences own minus other, with everything that does not depend on a claim."""
-    values = own - other
+    """Return the paired differences own minus other, with everything that does not depend on a claim.
+
+    Scores that differ by no more than ``TIE`` units in the last place of the larger are equal: so much comes of
+    the order in which sums were taken.
+    """
+    values = _apart(own, other)
     mean = statistics.mean_of(values)
     boot = statistics.bootstrap_interval(values)
     return Difference(
@@ -52,6 +58,11 @@ def difference(seeds: NDArray[np.int64], own: Numbers, other: Numbers, family: i
     )
 
 
+def _apart(own: Numbers, other: Numbers) -> Numbers:
+    values = own - other
+    return np.where(np.abs(values) <= TIE * np.spacing(np.maximum(np.abs(own), np.abs(other))), 0.0, values)
+
+
 @dataclass(frozen=True)
 class _Measured:
     """A claim with its pairs, before the correction; ``p`` is that of the claim's own test."""
@@ -65,6 +76,7 @@ class _Measured:
     ratio: statistics.Ratio
     inside: bool  # equivalent, ratio: the estimate lies within the margin
     p: float
+    left_out: int  # pairs with a failed run, of a metric without a worst value
 
 
 def judge(experiment: Experiment, scores: Scores) -> tuple[ClaimResult, ...]:
@@ -89,12 +101,16 @@ def _measure(experiment: Experiment, scores: Scores, claim: Claim, family: int) 
     if test.kind == "exact":
         return None
     metric = test.metric or experiment.metric
-    margin = NAN if (stated := experiment.margin if test.margin is None else test.margin) is None else stated
+    margin = NAN if (stated := margin_of(experiment, claim)) is None else stated
+    left_out = 0
     if scores.has(test.row) and scores.has(test.than):
         one, two = (scores.of(experiment.row(name), metric) for name in (test.row, test.than))
         seeds, own, other = one.paired(two)
+        left_out = len(np.intersect1d(one.seeds[~one.unmeasured], two.seeds[~two.unmeasured])) - len(seeds)
     else:
         seeds, own, other = np.empty(0, dtype=np.int64), np.empty(0), np.empty(0)
+    gap = difference(seeds, own, other, family)
+    apart = np.array(gap.values)
     ratio, inside, p = statistics.Ratio(NAN, NAN, NAN), False, NAN
     if test.kind == "ratio":
         assert test.value is not None
@@ -104,11 +120,11 @@ def _measure(experiment: Experiment, scores: Scores, claim: Claim, family: int) 
         if not math.isnan(ratio.ratio):
             p = (statistics.ratio_within if inside else statistics.ratio_beyond)(own, other, test.value, margin)
     elif test.kind == "equivalent":
-        inside = bool(len(own)) and abs(float((own - other).mean())) < margin
-        p = (statistics.equivalence if inside else statistics.beyond)(own - other, margin)
+        inside = bool(len(own)) and abs(gap.mean) < margin
+        p = (statistics.equivalence if inside else statistics.beyond)(apart, margin)
     else:
-        p = statistics.mean_of(own - other).p
-    return _Measured(claim, metric, margin, own, other, difference(seeds, own, other, family), ratio, inside, p)
+        p = statistics.mean_of(apart).p
+    return _Measured(claim, metric, margin, own, other, gap, ratio, inside, p, left_out)
 
 
 def _tests(measured: list[_Measured], family: int) -> dict[str, Tests]:
@@ -132,6 +148,8 @@ def _verdict(found: _Measured, tests: Tests, p: float, family: int) -> ClaimResu
     reaches = n >= seeds_needed(family, ALPHA)
     verdict, reason = _decide(found, p, family)
     words = f"{reason}; {_evidence(found, p, tests)}" if n > 1 else reason
+    if found.left_out:
+        words += f"; {found.left_out} failed left out, as no value of {found.metric} is the worst"
     if n > 1 and not reaches:
         words += f"; with {n} seeds no sign-flip test reaches {ALPHA:g} among {family} claims"
     return replace(
@@ -169,7 +187,19 @@ def _decide(found: _Measured, p: float, family: int) -> tuple[Verdict, str]:
             return "equivalent", f"{f'{direction}, but ' if established else ''}within ±{number(found.margin)}"
         if established:
             return ("supported" if (d.mean > 0) == (kind == "better") else "contradicted"), direction
+    if kind == "ratio":
+        return "inconclusive", _ratio_seen(found, family)
+    if d.ties == n:
+        return "inconclusive", "equal scores on every seed"
     return "inconclusive", f"an effect of {number(d.detectable)} would have been seen"
+
+
+def _ratio_seen(found: _Measured, family: int) -> str:
+    """Say which deviation from the stated ratio would have been seen: that of x - value y, over the mean of y."""
+    assert found.claim.test.value is not None
+    spread = statistics.mean_of(found.own - found.claim.test.value * found.other).sd
+    seen = statistics.detectable(spread, len(found.own), family, ALPHA) / abs(float(found.other.mean()))
+    return f"a ratio {number(seen)} from {number(found.claim.test.value)} would have been seen"
 
 
 def _evidence(found: _Measured, p: float, tests: Tests) -> str:

@@ -6,7 +6,6 @@ claims are judged. Nothing here reads a file.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ from grpo_ablate.analysis.comparison import (
 )
 from grpo_ablate.analysis.controls import judge_controls
 from grpo_ablate.analysis.crossed import effects
-from grpo_ablate.analysis.scores import Scores
+from grpo_ablate.analysis.scores import Scored, Scores
 from grpo_ablate.analysis.sign_flip_bound import seeds_needed
 from grpo_ablate.analysis.statistics import equivalence, mean_of
 from grpo_ablate.analysis.tuning import best, tried
@@ -49,23 +48,35 @@ def compare(
     runs: pd.DataFrame,
     exact_controls: Sequence[ControlResult] = (),
     notes: Sequence[str] = (),
+    partial: str = "",
 ) -> Comparison:
     """Return what the runs of a tidy table (see `collect.tidy`) say of an experiment.
 
     ``exact_controls`` are those of `exact_controls`, ``notes`` what every table must say beside the numbers, as
-    that seeds were added after a look.
+    that seeds were added after a look; ``partial`` says how many runs there are where some are missing.
 
     Raises:
         UserError: the table has no runs of the baseline or no such metric, or a row cost more or less than the
             baseline.
     """
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and counted as such
+        return _compared(experiment, runs, exact_controls, notes, partial)
+
+
+def _compared(
+    experiment: Experiment,
+    runs: pd.DataFrame,
+    exact_controls: Sequence[ControlResult],
+    notes: Sequence[str],
+    partial: str,
+) -> Comparison:
     scores = Scores(experiment, runs)
     if not scores.has(experiment.baseline):
         raise UserError(f"{experiment.path}: the baseline '{experiment.baseline}' has no runs to compare with.")
     if experiment.metric not in runs:
         raise UserError(f"{experiment.path}: metric: the runs have no metric '{experiment.metric}'.")
     present = [row for row in experiment.rows if scores.has(row.id)]
-    check_budgets(experiment, {row.id: scores.spent(row) for row in present})
+    check_budgets(experiment, {row.id: scores.spent(row) for row in present if scores.sound(row)})
     controls, noise = judge_controls(experiment, scores)
     claims = judge(experiment, scores)
     family = len(experiment.claims)
@@ -95,6 +106,7 @@ def compare(
             for seed, reason in scores.failed(row).items()
         ),
         notes=tuple(notes),
+        partial=partial,
     )
 
 
@@ -110,13 +122,11 @@ def _row(
         gap = difference(*own.paired(other), family)
         area_gap = difference(*own.paired(other, "area"), family)
     about = [claim for claim in claims if row.id in (claim.row, claim.than)]
-    judged = [
-        claim.p
-        for claim in claims
-        if (claim.row, claim.than, claim.metric) == (row.id, baseline.id, experiment.metric)
-        and claim.kind in ("better", "worse")
+    pair = {row.id, baseline.id}
+    to_baseline = [
+        claim for claim in about if {claim.row, claim.than} == pair and claim.metric == experiment.metric
     ]
-    p = judged[0] if judged else NAN
+    p = next((claim.p for claim in to_baseline if claim.kind in ("better", "worse")), NAN)
     identical = tuple(
         one.id
         for one in experiment.rows
@@ -140,7 +150,7 @@ def _row(
         area_difference=area_gap,
         claims=tuple(claim.id for claim in about),
         p=p,
-        verdict=_words(experiment, row, baseline, gap, p, identical),
+        verdict=_words(experiment, row, baseline, own, gap, to_baseline, identical),
         spent=Spent(**scores.spent(row)),
         stale=scores.stale(row),
         twin_of=None if first.id == row.id else first.id,
@@ -150,9 +160,17 @@ def _row(
 
 
 def _words(
-    experiment: Experiment, row: Row, baseline: Row, gap: Difference | None, p: float, identical: Sequence[str]
+    experiment: Experiment,
+    row: Row,
+    baseline: Row,
+    own: Scored,
+    gap: Difference | None,
+    claims: Sequence[ClaimResult],
+    identical: Sequence[str],
 ) -> str:
-    """Say how a row stands to the baseline: by Holm's p where a claim asks, else by the uncorrected interval."""
+    """Say how a row stands to the baseline: as the claims on the two say, else by the uncorrected interval."""
+    if own.unmeasured.all():
+        return "not measured"
     if gap is None:
         return "baseline"
     if row.hash == baseline.hash:
@@ -163,13 +181,42 @@ def _words(
         return "inconclusive: fewer than two pairs"
     if gap.ties == len(gap.values):
         return "equal scores on every seed"
-    claimed, margin, direction = not math.isnan(p), experiment.margin, "higher" if gap.mean > 0 else "lower"
-    established = p <= ALPHA if claimed else gap.low > 0 or gap.high < 0
-    level = ALPHA / max(1, len(experiment.claims)) if claimed else ALPHA
-    if margin and equivalence(gap.values, margin) <= level:
-        return f"{f'{direction}, but ' if established else ''}equivalent within ±{number(margin)}"
-    if established:
-        return direction
+    asked = [_claimed(claim, gap) for claim in claims if claim.kind != "exact"]
+    if asked:
+        return "; ".join(dict.fromkeys(asked))
+    margin, established = experiment.margin, gap.low > 0 or gap.high < 0
+    if margin and equivalence(gap.values, margin) <= ALPHA:
+        return _equivalent(gap, established, margin)
+    return _direction(gap) if established else _open(gap)
+
+
+def _claimed(claim: ClaimResult, gap: Difference) -> str:
+    """Say of a row what a claim on it and the baseline established, after Holm's correction."""
+    if claim.kind in ("better", "worse"):
+        established = claim.p <= ALPHA
+        if claim.verdict == "equivalent":
+            return _equivalent(gap, established, claim.margin)
+        return _direction(gap) if established else _open(gap)
+    if claim.kind == "ratio":
+        where = f"±{number(claim.margin)} of the ratio {number(claim.value)}"
+        words = {"supported": f"within {where}", "contradicted": f"beyond {where}"}
+        return words.get(claim.verdict, f"inconclusive: whether within {where}")
+    if claim.verdict == "supported":
+        return f"equivalent within ±{number(claim.margin)}"
+    if claim.verdict == "contradicted":
+        return f"{_direction(gap)} by more than {number(claim.margin)}"
+    return f"inconclusive: whether within ±{number(claim.margin)}"
+
+
+def _direction(gap: Difference) -> str:
+    return "higher" if gap.mean > 0 else "lower"
+
+
+def _equivalent(gap: Difference, established: bool, margin: float) -> str:
+    return f"{f'{_direction(gap)}, but ' if established else ''}equivalent within ±{number(margin)}"
+
+
+def _open(gap: Difference) -> str:
     return f"inconclusive: {number(gap.detectable)} would have been seen"
 
 

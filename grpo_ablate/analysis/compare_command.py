@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from grpo_ablate.analysis.compare import compare
 from grpo_ablate.analysis.comparison import Comparison
 from grpo_ablate.analysis.notes import notes
+from grpo_ablate.analysis.partial import missing_runs
 from grpo_ablate.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ def compared(
     """
     from grpo_ablate.analysis.exact_controls import read_exact_controls
 
+    runs = _runs(experiment, results, source, partial)
     return compare(
         experiment,
-        _runs(experiment, results, source, partial),
+        runs,
         read_exact_controls(results),
         notes(experiment, results),
+        missing_runs(experiment, runs),
     )
 
 

@@ -32,7 +32,7 @@ def write_comparison(experiment: Experiment, comparison: Comparison, folder: Pat
         "-claims.csv": _csv([_claim_line(claim) for claim in comparison.claims]),
         "-comparison.json": as_json(comparison).decode(),
     }
-    heading = alarms(comparison.controls)
+    heading = headings(comparison)
     for dialect, render in DIALECTS.items():
         for part, table in (("comparison", rows_table(comparison)), ("claims", claims_table(comparison))):
             contents[f"-{part}.{dialect}"] = above(heading, dialect) + render(table)
@@ -40,6 +40,11 @@ def write_comparison(experiment: Experiment, comparison: Comparison, folder: Pat
     for ending, path in zip(FILES, paths, strict=True):
         write_whole(path, contents[ending].encode())
     return paths
+
+
+def headings(comparison: Comparison) -> list[str]:
+    """Return what stands above every table: failed controls, and that runs are missing."""
+    return [*alarms(comparison.controls), *([comparison.partial] if comparison.partial else [])]
 
 
 def rows_table(comparison: Comparison) -> Table:
@@ -56,6 +61,8 @@ def rows_table(comparison: Comparison) -> Table:
         ("95 % interval", [_or_blank(row, lambda gap: _interval(gap.low, gap.high, fine)) for row in results]),
         ("Seeds won", [_or_blank(row, lambda gap: won(gap.won, len(gap.values))) for row in results]),
     ]
+    if len({row.n for row in results}) > 1:
+        columns.insert(1, ("n", [str(row.n) for row in results]))
     if any(not math.isnan(row.p) for row in results):
         columns.append(("p", ["" if math.isnan(row.p) else p_value(row.p) for row in results]))
     if any(row.failed for row in results):
@@ -107,7 +114,8 @@ def measured(claim: ClaimResult) -> str:
 def verdict(claim: ClaimResult) -> str:
     """Return the verdict in words; where nothing was found, with the smallest effect that would have been seen."""
     text = VERDICTS[claim.verdict]
-    if claim.verdict == "inconclusive" and claim.difference is not None and claim.difference.detectable > 0:
+    seen = claim.kind != "ratio" and claim.difference is not None and claim.difference.detectable > 0
+    if claim.verdict == "inconclusive" and seen and claim.difference is not None:
         text += f" ({word(claim.difference.detectable)} would have been seen)"
     return text if claim.sign_flip_reaches else f"{text} ‡"
 
@@ -135,7 +143,11 @@ def _row_notes(comparison: Comparison, results: Sequence[RowResult]) -> list[str
             f"{estimate(floor.mean, floor.low, floor.high, signed=True)}."
         )
     if any(row.failed for row in results):
-        notes.append(f"Failed runs (diverged or collapsed) score {word(comparison.floor)}, the lowest value seen.")
+        notes.append(
+            f"Failed runs (diverged) are left out: no value of {comparison.metric} is the worst."
+            if math.isnan(comparison.floor)
+            else f"Failed runs (diverged or collapsed) score {word(comparison.floor)}, the lowest value seen."
+        )
     twins = [f"{row.row} = {row.twin_of}" for row in comparison.rows if row.twin_of]
     if twins:
         notes.append(f"Twins, one run under two names, since what they differ in cannot act: {', '.join(twins)}.")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from grpo_ablate.analysis.alarms import alarms
-from grpo_ablate.analysis.compare_tables import asked, rows_table, verdict
-from grpo_ablate.analysis.comparison import Comparison
+from grpo_ablate.analysis.compare_tables import asked, headings, rows_table
+from grpo_ablate.analysis.comparison import VERDICTS, ClaimResult, Comparison
 from grpo_ablate.analysis.tables import decimals
 from grpo_ablate.analysis.tables import number as fixed
 from grpo_ablate.analysis.words import number
@@ -21,9 +20,9 @@ def as_text(comparison: Comparison) -> str:
     table = rows_table(comparison)
     parts = [
         _wrapped(f"{comparison.experiment}: {comparison.question}", "", "  "),
-        f"  testbed {comparison.testbed}, {comparison.seeds} seeds, {comparison.metric}, "
+        f"  testbed {comparison.testbed}, {_seeds(comparison.seeds)}, {comparison.metric}, "
         f"baseline {comparison.baseline}",
-        *alarms(comparison.controls),
+        *headings(comparison),
         "",
         *_controls(comparison),
         "",
@@ -71,13 +70,18 @@ def _claims(comparison: Comparison) -> list[str]:
         lines += [
             _wrapped(f"{claim.id}: {claim.statement} ({claim.source})", "  ", "      "),
             f"      {asked(claim)}",
-            _wrapped(
-                f"{verdict(claim).upper() if claim.verdict == 'contradicted' else verdict(claim)}: {claim.words}",
-                "      ",
-                "      ",
-            ),
+            _wrapped(f"{_verdict(claim)}: {claim.words}", "      ", "      "),
         ]
     return ["", f"claims (Holm's family: {comparison.family})", *lines] if lines else []
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _verdict(claim: ClaimResult) -> str:
+    text = VERDICTS[claim.verdict]
+    return text.upper() if claim.verdict == "contradicted" else text
 
 
 def _effects(comparison: Comparison) -> list[str]:

@@ -1,7 +1,8 @@
 """What is known after an experiment, as records: rows, claims, controls, budgets, effects; to JSON and back.
 
 A number that does not exist (an interval from one seed, the p of a row without a claim) is NaN here and null in
-the JSON. Every list keeps the order of the experiment's file.
+the JSON; an unbounded one is "inf" or "-inf" there, since JSON has no word for it. Every list keeps the
+order of the experiment's file.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Tests:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a row spent: means per seed, of the seeds that ran to the end of their budget."""
+    """What a row spent: means per seed, of the seeds that ran to the end of their budget; of all if none did."""
 
     rollouts: float  # discarded ones included
     tokens: float  # generated, discarded ones included
@@ -206,7 +207,7 @@ class Comparison:
     family: int
     sign_flip_needs: int  # seeds with which a sign-flip test can reach alpha after Holm
     held: str
-    floor: float  # the score of failed runs
+    floor: float  # the score of failed runs; NaN: they are left out
     controls: tuple[ControlResult, ...]
     noise_floor: Difference | None  # the A/A control minus the baseline
     rows: tuple[RowResult, ...]
@@ -215,6 +216,7 @@ class Comparison:
     tuned: tuple[TunedRow, ...]
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]  # what a reader of every table of this experiment must know
+    partial: str = ""  # how many of the runs there are, where some are missing
 
     @property
     def failed_controls(self) -> tuple[ControlResult, ...]:
@@ -250,7 +252,7 @@ def read_comparison(path: Path) -> Comparison:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None if math.isnan(value) else value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -42,13 +42,15 @@ def _same_row_twice(experiment: Experiment, row: Row, scores: Scores) -> tuple[C
     gap = difference(seeds, own, other, max(1, len(experiment.claims)))
     if len(own) < 2:
         return ControlResult(row.id, row.label, None, "one seed tells nothing of chance", NAN, LEVEL), gap
-    p = mean_of(own - other).p
+    p = mean_of(gap.values).p
     words = f"differs by {estimate(gap.mean, gap.low, gap.high, signed=True)}, p {p_value(p)}"
     return ControlResult(row.id, row.label, p >= LEVEL, words, p, LEVEL), gap
 
 
 def _random_reward(experiment: Experiment, row: Row, scores: Scores) -> ControlResult:
     runs = scores.of(row, experiment.metric)
+    if not scores.sound(row):
+        return ControlResult(row.id, row.label, None, "every run failed", NAN, LEVEL)
     gain = runs.final - runs.first
     gain = gain[(gain == gain)]  # a metric that the untrained policy has no number for tells nothing
     if len(gain) < 2:

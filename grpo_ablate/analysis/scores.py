@@ -2,8 +2,12 @@
 
 A run failed when its parameters or its score ceased to be finite, or when it collapsed: when a reward or an
 accuracy ends below half of what the untouched policy had. A failed run scores the worst that the experiment
-knows of a metric: the lowest value at any evaluation of any of its rows. It is never left out, since leaving out
-the runs that a switch ruined would flatter the switch.
+knows of a reward or an accuracy: the lowest value at any evaluation of any of its rows. It is never left out,
+since leaving out the runs that a switch ruined would flatter the switch. Only of metrics without a worst end
+(KL, entropy, lengths, everything of training) failed runs are left out, and every table says so.
+
+A metric without a number at any evaluation of a run that the record does not call diverged does not apply to the
+run: it was not measured, and the run has not failed.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ class Scored:
     final: Numbers
     area: Numbers
     first: Numbers  # of the untrained policy
+    unmeasured: NDArray[np.bool_]  # no number at any evaluation, and not since the run diverged
 
     def paired(self, other: Scored, which: str = "final") -> tuple[NDArray[np.int64], Numbers, Numbers]:
         """Return the seeds that both rows have measured, and the two scores on them."""
@@ -71,7 +76,12 @@ class Scores:
         return (self._tuning if tuning else self._main)[row]
 
     def floor(self, metric: str) -> float:
-        """The lowest finite value of a metric at any evaluation of any row of the tables; NaN without any."""
+        """The lowest finite value of a metric at any evaluation of any row of the tables.
+
+        NaN without any, and for metrics of which the lowest is not the worst.
+        """
+        if not QUALITY.match(metric):
+            return float("nan")
         if metric not in self._floors:
             values = self._of_rows[metric].to_numpy(dtype=np.float64) if metric in self._of_rows else np.empty(0)
             finite = values[np.isfinite(values)]
@@ -89,16 +99,30 @@ class Scores:
         return self._failed[key]
 
     def of(self, row: Row, metric: str, *, tuning: bool = False) -> Scored:
-        """The scores of a row, failed runs at the floor."""
+        """The scores of a row, failed runs at the floor; NaN where there is none or nothing was measured."""
         found = scored(self.lines(row.id, tuning=tuning), metric, row.spec.evaluation.last)
-        failed = np.isin(found.seeds, list(self.failed(row, tuning=tuning)))
+        unmeasured = found.unmeasured & ~self._gone(row, tuning=tuning)
+        failed = np.isin(found.seeds, list(self.failed(row, tuning=tuning))) & ~unmeasured
         floor = self.floor(metric)
         return Scored(
-            found.seeds, np.where(failed, floor, found.final), np.where(failed, floor, found.area), found.first
+            found.seeds,
+            np.where(failed, floor, found.final),
+            np.where(failed, floor, found.area),
+            found.first,
+            unmeasured,
         )
 
+    def _gone(self, row: Row, *, tuning: bool) -> NDArray[np.bool_]:
+        """Whether each run of a row is one that the record calls diverged, by seed."""
+        lines = self.lines(row.id, tuning=tuning)
+        return lines.groupby("seed", sort=True)["diverged"].any().to_numpy(dtype=bool)
+
+    def sound(self, row: Row) -> bool:
+        """Whether any run of a row did not fail."""
+        return len(self.failed(row)) < self.lines(row.id)["seed"].nunique()
+
     def spent(self, row: Row) -> dict[str, float]:
-        """What a row's runs had spent at their end: means over the seeds that did not fail, if any."""
+        """What a row's runs had spent at their end: means over the seeds that did not fail, of all if none."""
         final = self.lines(row.id).groupby("seed", sort=True).tail(1)
         sound = final[~final["seed"].isin(list(self.failed(row)))]
         used = sound if len(sound) else final
@@ -131,7 +155,7 @@ def scored(lines: pd.DataFrame, metric: str, last: int) -> Scored:
     seeds, starts = np.unique(lines["seed"].to_numpy(), return_index=True)
     if metric not in lines:
         missing = np.full(len(seeds), np.nan)
-        return Scored(seeds, missing, missing, missing)
+        return Scored(seeds, missing, missing, missing, np.ones(len(seeds), dtype=bool))
     count = last if metric.startswith("eval/") else 1
     values = np.split(lines[metric].to_numpy(dtype=np.float64), starts[1:])
     rollouts = np.split(lines["rollouts"].to_numpy(dtype=np.float64), starts[1:])
@@ -140,6 +164,7 @@ def scored(lines: pd.DataFrame, metric: str, last: int) -> Scored:
         final=np.array([own[-count:].mean() for own in values]),
         area=np.array([_area(x, own) for x, own in zip(rollouts, values, strict=True)]),
         first=np.array([own[0] for own in values]),
+        unmeasured=np.array([bool(np.isnan(own).all()) for own in values]),
     )
 
 
@@ -151,9 +176,13 @@ def _area(rollouts: Numbers, values: Numbers) -> float:
 
 def _failures(found: Scored, diverged: Iterable[int], metric: str) -> dict[int, str]:
     gone, reasons = set(diverged), {}
-    for seed, final, first in zip(found.seeds.tolist(), found.final, found.first, strict=True):
+    for seed, final, first, unmeasured in zip(
+        found.seeds.tolist(), found.final, found.first, found.unmeasured, strict=True
+    ):
         if seed in gone:
             reasons[seed] = "diverged: a parameter was not finite"
+        elif unmeasured:  # does not apply to the run
+            continue
         elif not np.isfinite(final):
             reasons[seed] = "diverged: the score is not finite"
         elif QUALITY.match(metric) and first > 0 and final < COLLAPSED * first:

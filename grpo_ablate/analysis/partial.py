@@ -1,0 +1,19 @@
+"""How many of an experiment's runs a tidy table holds: what every table of an unfinished grid says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grpo_ablate.spec.cells import measured_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from grpo_ablate.spec.resolve import Experiment
+
+
+def missing_runs(experiment: Experiment, runs: pd.DataFrame) -> str:
+    """Return a sentence where runs of the experiment are not in its tidy table, else nothing."""
+    wanted = {(row.hash, seed) for row, seed in measured_runs(experiment)}
+    found = set(zip(runs["hash"].tolist(), runs["seed"].tolist(), strict=True)) & wanted
+    return "" if len(found) == len(wanted) else f"Partial: {len(found)} of {len(wanted)} runs."
