@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_ablate.errors import UserError
-from grpo_ablate.runs import record_files
 from grpo_ablate.runs.record_files import has_record
 from grpo_ablate.runs.start_files import found_start, start_parameters
 from grpo_ablate.spec.cells import Cell, cells
@@ -130,13 +129,9 @@ def damaged(experiment: Experiment, results: Path) -> list[str]:
 
 
 def _check_record(cell: Cell, results: Path) -> None:
-    folder = results / cell.folder
-    record_files.verify(folder)
-    run = record_files.read_run(folder)
-    if run["hash"] != cell.hash or run["seeds"] != cell.seeds:
-        raise record_files.unusable(
-            folder / "run.json", "is of another spec or other seeds than its folder's name says"
-        )
+    from grpo_ablate.runs.record import read_cell
+
+    read_cell(results, cell)
 
 
 def allowed_difference(one: Sample, other: Sample, level: float) -> float:

@@ -23,7 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_ablate.errors import UserError
-from grpo_ablate.runs.record_files import CHECKED, read_checked, read_provenance, read_run, read_timing, unusable
+from grpo_ablate.runs.record_files import (
+    BUDGET,
+    CHECKED,
+    read_checked,
+    read_provenance,
+    read_run,
+    read_timing,
+    unusable,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +146,16 @@ def read_record(folder: Path) -> Record:
     run = read_run(folder)
     content = {name: read_checked(folder, run, name) for name in CHECKED}
     metrics = _metrics(folder / "metrics.parquet", content["metrics.parquet"], run["seeds"])
+    if _spent(metrics, run["seeds"]) != run["budget"]:
+        raise unusable(folder / "run.json", "budget differs from the last lines of metrics.parquet")
     return Record(metrics, run, read_timing(folder), read_provenance(folder))
+
+
+def _spent(metrics: pa.Table, seeds: list[int]) -> dict[str, list[int]]:
+    """Return what each seed had spent at its last line; lines of a seed are in the order of rounds."""
+    columns = [metrics.column(name).to_pylist() for name in ("seed", *BUDGET)]
+    last = {seed: spent for seed, *spent in zip(*columns, strict=True)}
+    return {name: [last[seed][place] for seed in seeds] for place, name in enumerate(BUDGET)}
 
 
 def read_cell(results: Path, cell: Cell) -> Record:

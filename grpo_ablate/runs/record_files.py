@@ -20,6 +20,7 @@ from grpo_ablate.spec.reading import checked
 
 CHECKED = ("metrics.parquet", "samples.jsonl", "parameters.safetensors")
 APART = ("timing.json", "provenance.json")
+BUDGET = ("rollouts", "tokens", "updates")
 RECORD = (*CHECKED, *APART, "run.json")
 
 Whole = Annotated[int, Field(ge=0)]
@@ -120,11 +121,20 @@ def has_record(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return ``run.json``: see `RunFile`."""
+    """Return ``run.json``: see `RunFile`. Its hash is that of its spec, its status that of its seeds."""
     path = folder / "run.json"
     run = read_json(path, RunFile)
     if set(run["checksums"]) != set(CHECKED):
         raise unusable(path, f"checksums names other files than {', '.join(CHECKED)}")
+    canonical = json.dumps(run["spec"], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    if hashlib.sha256(f"{run['schema_version']}:{canonical}".encode()).hexdigest() != run["hash"]:
+        raise unusable(path, "the hash is not that of the spec in it")
+    if run["status"] != ("diverged" if run["diverged"] else "finished"):
+        raise unusable(path, f"says {run['status']}, which the seeds in 'diverged' contradict")
+    if not set(run["diverged"]) <= {str(seed) for seed in run["seeds"]}:
+        raise unusable(path, "names diverged seeds that it has not trained")
+    if set(run["budget"]) != set(BUDGET) or any(len(v) != len(run["seeds"]) for v in run["budget"].values()):
+        raise unusable(path, f"budget is not {', '.join(BUDGET)} of every seed")
     return run
 
 

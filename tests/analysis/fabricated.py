@@ -73,7 +73,10 @@ def write_record(
         "status": "diverged" if diverged else "finished",
         "diverged": diverged or {},
         "digest": "0123456789abcdef",
-        "budget": {name: [40] * len(seeds) for name in ("rollouts", "tokens", "updates")},
+        "budget": {
+            name: [dict(zip(table["seed"], table[name], strict=True))[seed] for seed in seeds]
+            for name in ("rollouts", "tokens", "updates")
+        },
     }
     timing = {
         "seconds": 0.8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -199,3 +200,24 @@ def test_tables_from_a_server_over_http_are_those_from_the_records(recorded, res
     create_store(results, server, ["tiny", "another"])
     runs = remote.search_runs([number])
     assert sorted(run.data.tags.get("row.small", "-") for run in runs) == ["-"] * 3 + ["base, twin"] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"spec": {"advantage": {"ddof": 1}}}, "the hash is not that of the spec in it"),
+        ({"status": "diverged"}, "says diverged, which the seeds in 'diverged' contradict"),
+        ({"diverged": {"0": 1}}, "says finished, which the seeds in 'diverged' contradict"),
+        ({"diverged": {"9": 1}, "status": "diverged"}, "names diverged seeds that it has not trained"),
+        ({"budget": {"rollouts": [1, 1]}}, "budget is not rollouts, tokens, updates of every seed"),
+        (
+            {"budget": {"rollouts": [1, 1], "tokens": [40, 40], "updates": [3, 3]}},
+            "budget differs from the last lines of metrics.parquet",
+        ),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(recorded, results, change, fault):
+    path = results / cells([recorded])[0].folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=fault):
+        tidy(recorded, results)
