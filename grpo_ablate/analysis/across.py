@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from grpo_ablate.analysis.alarms import above, alarms
 from grpo_ablate.analysis.comparison import Comparison, RowResult
 from grpo_ablate.analysis.statistics import (
     improvement_interval,
@@ -74,6 +75,12 @@ def _joined(baseline: str, strata: dict[str, tuple[RowResult, list[float], list[
     return Across(row.row, row.label, baseline, tuple(strata), sum(map(len, first)), *middle, chance, low, high)
 
 
+def _heading(comparison: Comparison) -> list[str]:
+    """Say which controls of an experiment failed, and which of its runs are missing."""
+    lines = [*alarms(comparison.controls), *([comparison.partial] if comparison.partial else [])]
+    return [f"{comparison.experiment}: {line}" for line in lines]
+
+
 def write_across(comparisons: Sequence[Comparison], results: Path) -> list[Path]:
     """Write ``tables/across.{csv,md,tex,typ}``; return the paths, the CSV first."""
     found = across(comparisons)
@@ -100,7 +107,10 @@ def write_across(comparisons: Sequence[Comparison], results: Path) -> list[Path]
             "a stratified paired bootstrap, not corrected for several rows.",
         ),
     )
-    contents = {"csv": text.getvalue()} | {dialect: render(table) for dialect, render in DIALECTS.items()}
+    heading = dict.fromkeys(line for one in comparisons for line in _heading(one))
+    contents = {"csv": text.getvalue()} | {
+        dialect: above([*heading], dialect) + render(table) for dialect, render in DIALECTS.items()
+    }
     paths = [results / "tables" / f"across.{ending}" for ending in contents]
     for path, content in zip(paths, contents.values(), strict=True):
         write_whole(path, content.encode())

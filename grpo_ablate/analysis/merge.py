@@ -58,7 +58,10 @@ def merge(other: Path, results: Path) -> list[Merged]:
         found = [_taken(take_start, there, source, results, aside) for there in starts]
         found += [_taken(take_run, there, source, results, aside) for there in runs]
         for path in sorted((source / "planned").glob("*.json")):
-            merge_history(path.stem, source, results)
+            try:
+                merge_history(path.stem, source, results)
+            except UserError as error:
+                found.append(Merged(f"planned/{path.name}", "refused", str(error)))
     except OSError as error:
         raise UserError(f"{error.filename or results}: cannot be copied: {error.strerror}.") from None
     finally:
@@ -74,6 +77,8 @@ def _taken(
         added = take(there, results / folder, results, aside)
     except UserError as error:
         return Merged(folder.as_posix(), "refused", str(error))
+    except FileNotFoundError as error:
+        return Merged(folder.as_posix(), "refused", f"{error.filename}: is missing.")
     return Merged(folder.as_posix(), "added" if added else "present")
 
 

@@ -13,6 +13,7 @@ from tidy_runs import lines, table, written
 
 from grpo_ablate.analysis.across import across, write_across
 from grpo_ablate.analysis.compare import compare
+from grpo_ablate.analysis.comparison import ControlResult
 
 ROWS = """
 question: Does it matter?
@@ -71,3 +72,11 @@ def test_the_table_holds_the_numbers_and_is_the_same_twice(comparisons, tmp_path
     assert line["middle"] == found.middle and line["improvement_high"] == found.improvement_high
     assert line["testbeds"] == "tiny large"
     assert "stratified paired bootstrap" in (tmp_path / "tables" / "across.md").read_text()
+
+
+def test_a_failed_control_and_missing_runs_stand_above_the_table_over_testbeds(comparisons, tmp_path):
+    broken = ControlResult("control.a-a", "the baseline again", False, "differs", 0.0, 0.001)
+    whole = [replace(comparisons[0], controls=(broken,), partial="Partial: 3 of 4 runs."), *comparisons[1:]]
+    for path in write_across(whole, tmp_path)[1:]:
+        shown = path.read_text()
+        assert 0 <= shown.index("small: CONTROL FAILED") < shown.index("Partial") < shown.index("Pairs")

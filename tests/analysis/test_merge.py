@@ -219,3 +219,16 @@ def test_a_warm_start_that_is_not_what_it_says_is_refused(here: Path, there: Pat
         start.folder
     ].reason
     assert not (here / start.folder).exists()
+
+
+def test_what_is_damaged_there_stops_nothing_else(tmp_path: Path, here: Path, there: Path) -> None:
+    experiment = warm_experiment(tmp_path)
+    start = write_warm(experiment, there)
+    (there / start.folder / "parameters.safetensors").unlink()
+    (there / "planned").mkdir()
+    (there / "planned" / "a-damaged.json").write_text("{")
+    (there / "planned" / "tiny-model.json").write_text("[]")
+    found = {one.folder: one for one in merge(there, here)}
+    assert found[start.folder].state == "refused" and "is missing" in found[start.folder].reason
+    assert found["planned/a-damaged.json"].state == "refused"
+    assert all(found[cell.folder].state == "added" for cell in cells([experiment]))
