@@ -16,6 +16,7 @@ from grpo_ablate import __version__
 from grpo_ablate.analysis.planned import claims_changed_after_a_look, history, seeds_added_after_a_look
 from grpo_ablate.runs.record_files import has_record, read_provenance, read_run, read_timing
 from grpo_ablate.spec.cells import Cell, cells
+from grpo_ablate.spec.margins import margin_of
 from grpo_ablate.workflow.staleness import is_stale
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _claims(found: Sequence[Evidence], results: Path) -> str:
         changed = claims_changed_after_a_look(one.experiment, results)
         for claim in one.experiment.claims:
             test = claim.test
-            margin = one.experiment.margin if test.margin is None else test.margin
+            margin = margin_of(one.experiment, claim)
             asked = f"{test.kind}: {test.row} against {test.than}"
             asked += f" in {test.metric or one.experiment.metric}" + (
                 "" if margin is None else f", margin {margin:g}"

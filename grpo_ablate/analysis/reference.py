@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from grpo_ablate.analysis.collect import tidy
@@ -74,6 +75,11 @@ def read_reference(content: bytes, where: str) -> pd.DataFrame:
         table = table.astype({"n": "int64", **dict.fromkeys(NUMBERS, "float64")})
     except (ValueError, TypeError):
         raise UserError(f"{where}: is not a reference table; expected the columns {', '.join(COLUMNS)}.") from None
+    finite = np.isfinite(table["mean"]) & (table["sd"].isna() | (table["sd"] >= 0) & np.isfinite(table["sd"]))
+    if wrong := table[(table["n"] < 0) | (table["n"] > 0) & ~finite].to_dict("records"):
+        raise UserError(
+            f"{where}: {wrong[0]['metric']} of row '{wrong[0]['row']}' has no n of 0 or more, finite mean, and sd."
+        )
     if twice := table[table.duplicated(["row", "metric"])].to_dict("records"):
         raise UserError(f"{where}: {twice[0]['metric']} of row '{twice[0]['row']}' stands there twice.")
     return table

@@ -201,3 +201,10 @@ def test_compare_names_the_edited_file_too(experiment: Experiment, results: Path
     named = path.relative_to(results.parent)
     assert f"grpo-ablate: error: {named}: differs from the checksum in run.json" in done.stderr
     assert not (results / "tables" / "small-comparison.csv").exists()
+
+
+@pytest.mark.parametrize("numbers", ["-3,1,1,0,1", "3,inf,1,0,1", "3,1,-1,0,1", "3,,1,0,1"])
+def test_a_reference_without_sound_numbers_is_refused_by_row_and_metric(numbers: str) -> None:
+    text = f"row,hash,metric,n,mean,sd,ci_low,ci_high\nbase,abc,eval/reward,{numbers}\n"
+    with pytest.raises(UserError, match=r"x.csv: eval/reward of row 'base' has no n"):
+        read_reference(text.encode(), "x.csv")
