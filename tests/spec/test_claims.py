@@ -119,7 +119,7 @@ def test_policies_and_tasks_that_do_not_go_together_are_refused(
 
 def test_a_reference_that_moves_between_drawing_and_training_is_refused(write: Write) -> None:
     row = {"kl": {"beta": 0.1, "place": "reward-after", "refresh_reference": 2}, "update": {"staleness": 1}}
-    with pytest.raises(UserError, match="kl.refresh_reference 2 with kl.place reward-after and update.staleness 1"):
+    with pytest.raises(UserError, match=r"kl.refresh_reference 2 with kl.place reward-after"):
         load_experiment(write({"rows": {"base": row}}))
     del row["kl"]["place"]  # in the loss it is measured when it trains
     load_experiment(write({"rows": {"base": row}}))
