@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_ablate.runs.record_files import RECORD
-from grpo_ablate.spec.cells import cells, experiment_cells
+from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.estimate import Prices, start_seconds, works
 from grpo_ablate.spec.identity import canonical_json, from_canonical, spec_hash
 from grpo_ablate.spec.plan import as_text, plan
@@ -21,10 +21,11 @@ from grpo_ablate.workflow.status import counts, status
 Change = Callable[[Path], object]
 
 
-def write_record(folder: Path, full_hash: str, seeds: list[int]) -> None:
+def write_record(folder: Path, cell: Cell) -> None:
     """Every file of a record, as far as it is looked at without its checksums."""
-    run: dict[str, Any] = {"schema_version": 1, "hash": full_hash, "spec": {}, "testbed": "small", "seeds": seeds}
-    run |= {"status": "finished", "diverged": {}, "digest": "0123456789abcdef", "budget": {}}
+    run: dict[str, Any] = {"schema_version": 1, "hash": cell.hash, "spec": json.loads(cell.spec_json)}
+    run |= {"testbed": "small", "seeds": cell.seeds, "status": "finished", "diverged": {}}
+    run |= {"digest": "0123456789abcdef", "budget": {"rollouts": [], "tokens": [], "updates": []}}
     run["checksums"] = dict.fromkeys(("metrics.parquet", "samples.jsonl", "parameters.safetensors"), "")
     folder.mkdir(parents=True)
     for name in RECORD:
@@ -57,7 +58,7 @@ def test_a_broken_record_is_failed_and_to_run_again(
 ) -> None:
     experiment = load_experiment(write())
     for cell in cells([experiment]):
-        write_record(tmp_path / cell.folder, cell.hash, cell.seeds)
+        write_record(tmp_path / cell.folder, cell)
     block = next(cell for cell in cells([experiment]) if cell.hash == experiment.row("base").hash)
     harm(tmp_path / block.folder)
     found = plan(experiment, tmp_path)
@@ -75,7 +76,7 @@ def test_a_broken_record_is_failed_and_to_run_again(
 def test_status_looks_at_the_checksums_too(write: Callable[..., Path], tmp_path: Path) -> None:
     experiment = load_experiment(write())
     for cell in cells([experiment]):
-        write_record(tmp_path / cell.folder, cell.hash, cell.seeds)  # whose checksums are wrong
+        write_record(tmp_path / cell.folder, cell)  # whose checksums are wrong
     found = status([experiment], tmp_path)
     assert counts(found)["failed"] == 8
     assert all("metrics.parquet: differs from the checksum in run.json; remove" in cell.detail for cell in found)
@@ -108,7 +109,7 @@ ROWS: dict[str, Any] = {
 
 def write_timing(folder: Path, spec: Spec, seeds: int, prices: Prices, machine: str = "") -> None:
     """A record of a job that took exactly what the prices say."""
-    write_record(folder, spec_hash(spec), list(range(seeds)))
+    write_record(folder, Cell("small", spec_hash(spec), 0, seeds - 1, canonical_json(spec)))
     edited(spec=json.loads(canonical_json(spec)))(folder)
     done = works(spec, seeds)
     parts = {
