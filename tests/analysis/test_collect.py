@@ -172,7 +172,7 @@ def server(tmp_path: Path, made_store: Path) -> Iterator[str]:
     process = subprocess.Popen(command, cwd=folder, env=quiet, stdout=log, stderr=log, start_new_session=True)
     uri = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(300):
+        for _ in range(900):
             try:
                 urllib.request.urlopen(f"{uri}/health", timeout=1).close()
                 break

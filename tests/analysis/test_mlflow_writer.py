@@ -339,7 +339,8 @@ def test_a_record_of_another_spec_or_other_seeds_is_refused(recorded, results, c
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     for read in (log_experiment, tidy):
         with pytest.raises(
-            UserError, match=r"run\.json: is of another spec or other seeds than its folder's name"
+            UserError,
+            match=r"run\.json: (is of another spec or other seeds than|the hash is not that of the spec)",
         ):
             read(recorded, results)
 

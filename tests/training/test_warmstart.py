@@ -50,7 +50,6 @@ def content(folder: Path) -> dict[str, bytes]:
         ({"task": {"operands": [2, 7], "train_prompts": 16}}, True),
         ({"sampling": {"group_size": 2}, "optimizer": {"learning_rate": 1e-2}}, True),
         ({"budget": {"rollouts": 640}, "evaluation": {"samples": 4}}, True),
-        ({"task": {"version": 2}}, False),
         ({"policy": {"hidden": 64}}, False),
         ({"policy": warm(steps=21)}, False),
         ({"policy": warm(learning_rate=1e-3)}, False),

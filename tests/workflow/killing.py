@@ -22,7 +22,7 @@ def start(project: Project) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the moment to kill at never came"
