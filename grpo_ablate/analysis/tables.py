@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+DIVERGED = "Runs that diverged are left out of these means; the comparison scores them worst."
 STALE = "† includes runs made by an older version of the training code."
 
 
@@ -56,7 +57,9 @@ def _table(summary: pd.DataFrame, baseline: str) -> Table:
     return Table(
         header=tuple(title for title, _ in columns),
         rows=tuple(zip(*(cells for _, cells in columns), strict=True)),
-        notes=(STALE,) if any(line["stale"] for line in lines) else (),
+        notes=tuple(
+            note for key, note in (("diverged", DIVERGED), ("stale", STALE)) if any(line[key] for line in lines)
+        ),
     )
 
 
