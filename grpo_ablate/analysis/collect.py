@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from grpo_ablate.analysis.alarms import alarms
 from grpo_ablate.analysis.controls import judge_controls
+from grpo_ablate.analysis.exact_controls import written_controls
 from grpo_ablate.analysis.scores import Scores
 from grpo_ablate.analysis.summary import summarise, write_summary
 from grpo_ablate.errors import UserError
@@ -79,18 +80,19 @@ def collect(
         pyarrow.csv.write_csv(runs, text, pyarrow.csv.WriteOptions(quoting_style="needed"))
         table = runs.to_pandas()
         written = write_summary(
-            experiment, summarise(experiment, table), folder, failed_controls(experiment, table)
+            experiment, summarise(experiment, table), folder, failed_controls(experiment, table, results)
         )
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error}).") from error
     return [parquet, text, *written]
 
 
-def failed_controls(experiment: Experiment, runs: pd.DataFrame) -> list[str]:
-    """Return a sentence for each control of the experiment's own runs that does not hold."""
+def failed_controls(experiment: Experiment, runs: pd.DataFrame, results: Path) -> list[str]:
+    """Return a sentence for each control that does not hold: of the experiment's own runs, or an exact one."""
+    exact = written_controls(results) or ()
     if experiment.metric not in runs:
-        return []
-    return alarms(judge_controls(experiment, Scores(experiment, runs))[0])
+        return alarms(exact)
+    return alarms([*judge_controls(experiment, Scores(experiment, runs))[0], *exact])
 
 
 def tidy(experiment: Experiment, results: Path, source: str = "records", *, partial: bool = False) -> pa.Table:

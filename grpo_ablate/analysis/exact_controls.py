@@ -166,11 +166,21 @@ def read_exact_controls(results: Path) -> tuple[ControlResult, ...]:
     Raises:
         UserError: the table is damaged.
     """
+    written = written_controls(results)
+    return exact_controls() if written is None else written
+
+
+def written_controls(results: Path) -> tuple[ControlResult, ...] | None:
+    """Return what `write_exact_controls` found, or None where it was not written.
+
+    Raises:
+        UserError: the table is damaged.
+    """
     path = results / "tables" / "controls.csv"
     try:
         lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     except FileNotFoundError:
-        return exact_controls()
+        return None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}.") from None
     try:

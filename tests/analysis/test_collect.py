@@ -221,3 +221,17 @@ def test_a_record_that_contradicts_itself_is_refused(recorded, results, change, 
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError, match=fault):
         tidy(recorded, results)
+
+
+def test_a_failed_exact_control_stands_above_the_summary_in_every_format(recorded, results):
+    tables = results / "tables"
+    tables.mkdir(parents=True, exist_ok=True)
+    line = "one-step,clipping cannot act,False,1.0,0.0,parameters differ"
+    (tables / "controls.csv").write_text(f"id,label,holds,value,bound,words\n{line}\n")
+    collect(recorded, results)
+    for dialect in ("md", "tex", "typ"):
+        text = (tables / f"{recorded.name}.{dialect}").read_text()
+        assert "CONTROL FAILED: clipping cannot act: parameters differ" in text.partition("Row")[0]
+    (tables / "controls.csv").write_text(f"id,label,holds,value,bound,words\n{line.replace('False', 'True')}\n")
+    collect(recorded, results)
+    assert "CONTROL FAILED" not in (tables / f"{recorded.name}.md").read_text()
