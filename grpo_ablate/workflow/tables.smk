@@ -4,7 +4,6 @@ rule collect:
         plan=plan("collect", "{experiment}"),
         runs=lambda wildcards: GRID.runs(wildcards.experiment),
         logged=lambda wildcards: GRID.logged(wildcards.experiment),
-        controls=ancient("results/tables/controls.csv"),  # one that fails stands above the table
     output:
         runs=multiext("results/tables/{experiment}-runs", ".parquet", ".csv"),
         summary=report(
