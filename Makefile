@@ -12,10 +12,10 @@ grid: .venv/installed
 	$(BIN)/snakemake --cores all
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow"
 
 test-all: test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m slow
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m slow
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check
