@@ -186,6 +186,7 @@ def published_tables(path: Path) -> dict[str, bytes]:
                 kept[name] = stream.read()
                 checksums[name] = hashlib.sha256(kept[name]).hexdigest()
             else:
+                # Tar and zip members are read as files are; their declared type, IO[bytes], does not say so.
                 checksums[name] = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or "it is damaged or no archive"

@@ -52,8 +52,7 @@ class Process:
 
     def __init__(self, job: Job):
         self.job = job
-        # It lives as long as the process, longer than any block here.
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it lives as long as the process
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "grpo_ablate.bench.worker", job.to_json()],
