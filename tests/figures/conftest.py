@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import invented
@@ -29,3 +30,12 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for experiment in thinned.experiments().values():
         figures.draw(experiment, folder)
     return folder
+
+
+@pytest.fixture
+def place(results: Path, exact: Path, tmp_path: Path) -> Path:
+    """A folder with the paper's sources and results of its own."""
+    for made in (results, exact):
+        shutil.copytree(made, tmp_path / "results", dirs_exist_ok=True)
+    shutil.copytree(invented.ROOT / "paper", tmp_path / "paper", ignore=shutil.ignore_patterns("*.pdf"))
+    return tmp_path

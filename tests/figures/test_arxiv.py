@@ -8,12 +8,12 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from test_paper import EXPERIMENTS, SOURCES, place  # noqa: F401  # the fixture `place` is used by its name
+from test_paper import EXPERIMENTS, SOURCES
 
 from grpo_ablate.analysis import arxiv, paper
 
 
-def test_the_paper_is_translated_whole_and_typesets(place: Path) -> None:  # noqa: F811  # the same fixture
+def test_the_paper_is_translated_whole_and_typesets(place: Path) -> None:
     paper.build(place / "results", place / "paper", EXPERIMENTS)
     written = arxiv.build(place / "results", place / "paper")
     assert len(written) == (1 if shutil.which("latexmk") is None else 2)

@@ -30,15 +30,6 @@ TRAINED = [invented.experiment(name) for name in invented.NAMES]
 EXPERIMENTS = [*TRAINED, *thinned.experiments().values()]
 
 
-@pytest.fixture
-def place(results, exact, tmp_path) -> Path:
-    """A folder with the paper's sources and results of its own."""
-    for made in (results, exact):
-        shutil.copytree(made, tmp_path / "results", dirs_exist_ok=True)
-    shutil.copytree(SOURCES, tmp_path / "paper", ignore=shutil.ignore_patterns("*.pdf"))
-    return tmp_path
-
-
 def build(place: Path) -> tuple[dict, bytes]:
     paper.build(place / "results", place / "paper", EXPERIMENTS)
     found = json.loads((place / "results" / "paper" / "numbers.json").read_text())
