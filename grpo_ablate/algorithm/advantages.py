@@ -1,7 +1,7 @@
 """From shaped rewards to one advantage per token: baseline, scale, outcome and process supervision.
 
 All statistics are float64 and two-pass, taken after subtracting the smallest value: close rewards then
-keep their differences exactly, and a group is constant only when its values are exactly equal.
+keep their differences exactly, and a group is constant when its values differ by less than `SMALLEST`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from grpo_ablate.algorithm.kl import to_go
 from grpo_ablate.algorithm.records import Batch
 from grpo_ablate.spec.schema import Advantage
 
+SMALLEST = 1e-290  # a difference below this: its mean and deviations could leave float64's normal numbers
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -24,7 +26,7 @@ class Spread:
 
     deviation: Tensor  # value minus the pool's mean, 0 outside the pool
     std: Tensor  # 0 for a constant pool
-    constant: Tensor  # bool: all values exactly equal, or fewer than two
+    constant: Tensor  # bool: all values equal up to `SMALLEST`, or fewer than two
     count: Tensor  # float64, values in the pool
 
 
@@ -38,7 +40,8 @@ def spread(values: Tensor, member: Tensor, axes: tuple[int, ...], ddof: int) -> 
     count = member.sum(axes, keepdim=True, dtype=torch.float64)
     smallest = torch.where(member, values, torch.inf).amin(axes, keepdim=True)
     shifted = torch.where(member, values - smallest, 0.0)
-    constant = shifted.amax(axes, keepdim=True) == 0
+    constant = shifted.amax(axes, keepdim=True) < SMALLEST
+    shifted = torch.where(constant, 0.0, shifted)
     mean = shifted.sum(axes, keepdim=True) / count.clamp(min=1.0)
     deviation = torch.where(member, shifted - mean, 0.0)
     # The largest deviation is taken out of the squares, which would otherwise underflow for tiny rewards.

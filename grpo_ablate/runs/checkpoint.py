@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def load(path: Path, identity: dict[str, str]) -> Checkpoint:
     if found != digest(tensors):
         raise UnusableError("its contents do not match their digest")
     return Checkpoint(tensors, notes)
+
+
+def usable(path: Path, identity: dict[str, str]) -> Checkpoint | None:
+    """Return the checkpoint to continue from, None where the work starts anew: says why where a file is no use."""
+    try:
+        return load(path, identity)
+    except FileNotFoundError:
+        return None
+    except UnusableError as reason:
+        print(f"{path}: not used, the training starts anew: {reason}", file=sys.stderr)
+        return None
 
 
 def digest(tensors: dict[str, Tensor]) -> str:

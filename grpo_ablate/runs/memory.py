@@ -1,13 +1,19 @@
-"""Freed memory is kept for the next tensor; no result depends on it."""
+"""The memory of a process: its peak, and pages that are kept for the next tensor; no result depends on either."""
 
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
 
 # Parameters of glibc's mallopt (malloc.h), and the largest values it takes for them.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST_TRIM, LARGEST_MMAP = 1 << 30, 1 << 25
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held at once."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def keep_freed_memory() -> None:

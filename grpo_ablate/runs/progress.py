@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from typing import TextIO
@@ -23,7 +22,7 @@ class Progress:
         self.began = time.monotonic()
         self.last = self.began + QUIET - (TERMINAL if self.moving else PLAIN)
         self.first_round: int | None = None
-        self.reward = math.nan
+        self.reward: float | None = None
         self.shown = False
 
     def round(self, number: int, reward: float | None) -> None:
@@ -39,7 +38,8 @@ class Progress:
         seconds = now - self.began
         left = seconds / (number - self.first_round) * max(0, self.rounds - number)
         done = f"{self.name}: {self.unit} {number} of {self.rounds}"
-        text = f"{done}, {self.measure} {self.reward:.4f}, {left:.0f} s left"
+        measured = "" if self.reward is None else f", {self.measure} {self.reward:.4f}"
+        text = f"{done}{measured}, {left:.0f} s left"
         print(f"\r{text:<79}" if self.moving else text, end="" if self.moving else "\n", file=self.stream)
         self.stream.flush()
 

@@ -30,6 +30,7 @@ from grpo_ablate.runs.record_files import (
     read_provenance,
     read_run,
     read_timing,
+    sealed,
     unusable,
 )
 
@@ -113,7 +114,7 @@ def publish(
     }
     checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     contents |= {f"{name}.json": json_bytes(value) for name, value in apart.items()}
-    contents["run.json"] = json_bytes({**run, "checksums": checksums})
+    contents["run.json"] = json_bytes(sealed({**run, "checksums": checksums}))
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)

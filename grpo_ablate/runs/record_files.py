@@ -41,7 +41,7 @@ class StartOfRun(Shape):
 
 
 class RunFile(Shape):
-    """``run.json``. ``start`` is there where the run began from a warm start."""
+    """``run.json``: ``checksum`` is its own; ``start`` is there where the run began from a warm start."""
 
     schema_version: int
     hash: str
@@ -53,6 +53,7 @@ class RunFile(Shape):
     digest: str
     budget: dict[str, list[Whole]]
     checksums: dict[str, str]
+    checksum: str
     start: StartOfRun | None = None
 
 
@@ -123,7 +124,7 @@ def has_record(folder: Path) -> bool:
 def read_run(folder: Path) -> dict[str, Any]:
     """Return ``run.json``: see `RunFile`. Its hash is that of its spec, its status that of its seeds."""
     path = folder / "run.json"
-    run = read_json(path, RunFile)
+    run = read_sealed(path, RunFile)
     if set(run["checksums"]) != set(CHECKED):
         raise unusable(path, f"checksums names other files than {', '.join(CHECKED)}")
     canonical = json.dumps(run["spec"], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -136,6 +137,21 @@ def read_run(folder: Path) -> dict[str, Any]:
     if set(run["budget"]) != set(BUDGET):
         raise unusable(path, f"budget is not {', '.join(BUDGET)} of every seed")
     return run
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with a checksum of its own: the sha256 over all else that it says."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {**rest, "checksum": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def read_sealed(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON object in a file, which has that shape and matches its own checksum; else UserError."""
+    content = read_json(path, shape)
+    if sealed(content) != content:
+        raise unusable(path, "differs from the checksum in it")
+    return content
 
 
 def read_timing(folder: Path) -> dict[str, Any]:

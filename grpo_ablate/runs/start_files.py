@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, FiniteFloat
 
 from grpo_ablate.errors import UserError
-from grpo_ablate.runs.record_files import Shape, Whole, read_bytes, read_json, unusable
+from grpo_ablate.runs.record_files import Shape, Whole, read_bytes, read_sealed, unusable
 from grpo_ablate.spec.warmstart import Start
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ class Begin:
 
 
 class StartFile(Shape):
-    """``start.json``; the lists of ``evaluation`` and ``loss`` have a number for each member."""
+    """``start.json``: ``checksum`` is its own, ``sha256`` that of the parameters.
+
+    The lists of ``evaluation`` and ``loss`` have a number for each member.
+    """
 
     schema_version: int
     hash: str
@@ -42,13 +45,14 @@ class StartFile(Shape):
     seeds: Annotated[list[Whole], Field(min_length=1)] | None
     digest: str
     sha256: str
+    checksum: str
     evaluation: dict[str, list[FiniteFloat | None]]
     loss: list[Annotated[tuple[Whole, list[FiniteFloat | None]], Field(strict=False)]]
 
 
 def read_start(folder: Path) -> dict[str, Any]:
     """Return ``start.json``: see `StartFile`. Raises UserError where it is missing or damaged."""
-    return read_json(folder / FILE, StartFile)
+    return read_sealed(folder / FILE, StartFile)
 
 
 def found_start(results: Path, start: Start) -> dict[str, Any] | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.dump import write_round
 from grpo_ablate.runs.exhibit import exhibit
 from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.runs.memory import peak_memory
 from grpo_ablate.runs.numerics import settle
 from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.provenance import provenance
@@ -128,13 +127,7 @@ class Session:
 
     def resume(self) -> None:
         """Continue from the checkpoint where there is a usable one; start anew otherwise, and say why."""
-        try:
-            found = checkpoint.load(self.path, self.identity)
-        except FileNotFoundError:
-            found = None
-        except checkpoint.UnusableError as reason:
-            print(f"{self.path}: not used, the run starts anew: {reason}", file=sys.stderr)
-            found = None
+        found = checkpoint.usable(self.path, self.identity)
         self.began = time.monotonic()
         if found is None:
             self.notes["sessions"] = [provenance(torch.get_num_threads())]
@@ -155,7 +148,7 @@ class Session:
             reward = None
             if line is not None:
                 self.note_time(line)
-                reward = float(line.values["eval/reward"].nanmean())
+                reward = line.values["eval/reward"].nanmean().item()
                 if on_evaluation is not None:
                     on_evaluation(loop, line)
             progress.round(loop.round, reward)
@@ -191,12 +184,11 @@ class Session:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         notes = {
             **self.notes,
             "seconds": self.seconds(),
             "parts": self.loop.seconds,
-            "peak": max(peak, self.notes["peak"]),
+            "peak": max(peak_memory(), self.notes["peak"]),
         }
         try:
             checkpoint.save(self.path, self.loop.state(), self.identity, notes)

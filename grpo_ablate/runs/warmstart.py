@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import resource
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -32,10 +30,12 @@ from grpo_ablate.policies.stacked.transformers_folder import save_transformers
 from grpo_ablate.rng import Keys, Purpose
 from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.runs.memory import peak_memory
 from grpo_ablate.runs.numerics import settle
 from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.provenance import provenance
 from grpo_ablate.runs.record import check_writable, json_bytes
+from grpo_ablate.runs.record_files import sealed
 from grpo_ablate.runs.start_files import FILE, MODEL, PARAMETERS, Begin, start_parameters, unusable
 from grpo_ablate.runs.stopping import StopRequest, stop_requests
 from grpo_ablate.spec.identity import replace
@@ -153,13 +153,7 @@ class Session:
 
     def resume(self) -> None:
         """Continue from the checkpoint where there is a usable one; start anew otherwise, and say why."""
-        try:
-            found = checkpoint.load(self.path, self.identity)
-        except FileNotFoundError:
-            found = None
-        except checkpoint.UnusableError as reason:
-            print(f"{self.path}: not used, the training starts anew: {reason}", file=sys.stderr)
-            found = None
+        found = checkpoint.usable(self.path, self.identity)
         if found is not None:
             self.notes = found.notes
             with torch.no_grad():
@@ -212,9 +206,8 @@ class Session:
     def save(self) -> None:
         """Write the checkpoint."""
         now = time.monotonic()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         self.notes |= {
-            "seconds": self.notes["seconds"] + now - self.began, "peak": max(peak, self.notes["peak"])
+            "seconds": self.notes["seconds"] + now - self.began, "peak": max(peak_memory(), self.notes["peak"])
         }  # fmt: skip
         self.began = now
         try:
@@ -249,7 +242,7 @@ class Session:
             PARAMETERS: content,
             "timing.json": json_bytes(self.timing(evaluation)),
             "provenance.json": json_bytes({**last, "interrupted": earlier}),
-            FILE: json_bytes(stated),
+            FILE: json_bytes(sealed(stated)),
         }
         try:
             shutil.rmtree(self.aside, ignore_errors=True)

@@ -24,6 +24,7 @@ from grpo_ablate.analysis.collect import KEYS, collect, tidy
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_store import create_store
 from grpo_ablate.runs.mlflow_writer import Logged, log_experiment
+from grpo_ablate.runs.record_files import sealed
 from grpo_ablate.spec.cells import cells
 
 
@@ -218,7 +219,7 @@ def test_tables_from_a_server_over_http_are_those_from_the_records(recorded, res
 )
 def test_a_record_that_contradicts_itself_is_refused(recorded, results, change, fault):
     path = results / cells([recorded])[0].folder / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | change)))
     with pytest.raises(UserError, match=fault):
         tidy(recorded, results)
 

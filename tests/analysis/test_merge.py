@@ -18,6 +18,7 @@ from grpo_ablate.analysis.merge import as_text, merge
 from grpo_ablate.analysis.planned import history, record_plan
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.runs.record_files import sealed
 from grpo_ablate.spec.cells import Cell, cells
 from grpo_ablate.spec.resolve import Experiment
 
@@ -80,7 +81,7 @@ def test_the_same_run_with_other_bytes_is_refused_and_ours_stays(
 
 
 def changed_json(path: Path, **keys: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | keys)))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,7 @@ def changed_json(path: Path, **keys: object) -> None:
         ("spec", "the hash is not that of the spec in it"),
         ("folder", "is of another spec, testbed or other seeds than its folder's name says"),
         ("testbed", "is of another spec, testbed or other seeds than its folder's name says"),
+        ("digest", "run.json: differs from the checksum in it"),
         ("missing", "timing.json: is missing"),
         ("json", "run.json: is not JSON"),
     ],
@@ -112,6 +114,8 @@ def test_hash_content_and_folder_must_agree(
         folder.rename(folder.with_name("seeds-6-7"))
     elif fault == "testbed":
         folder.parent.parent.rename(folder.parent.parent.with_name("huge"))
+    elif fault == "digest":
+        run.write_text(json.dumps(json.loads(run.read_text()) | {"digest": "0" * 16}))
     elif fault == "missing":
         (folder / "timing.json").unlink()
     else:

@@ -21,6 +21,7 @@ from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_content import parameters
 from grpo_ablate.runs.mlflow_store import create_store
 from grpo_ablate.runs.mlflow_writer import Logged, log_experiment
+from grpo_ablate.runs.record_files import sealed
 from grpo_ablate.runs.samples import as_text
 from grpo_ablate.spec import identity
 from grpo_ablate.spec.cells import cells
@@ -336,7 +337,7 @@ def test_a_record_of_another_spec_or_other_seeds_is_refused(recorded, results, c
         made.rename(results / cell.folder)
     else:
         path = results / cell.folder / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()) | change)))
     for read in (log_experiment, tidy):
         with pytest.raises(
             UserError,

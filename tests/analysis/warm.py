@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fabricated import write_record
 
+from grpo_ablate.runs.record_files import sealed
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.resolve import Experiment, load_experiment
 from grpo_ablate.spec.warmstart import Start, starts
@@ -56,8 +57,9 @@ def write_warm(experiment: Experiment, results: Path, parameters: bytes = b"para
         "schema_version": 1, "hash": start.hash, "spec": json.loads(start.spec_json), "seeds": None, "digest": "0",
         "sha256": digest, "evaluation": {"reward": [0.5]}, "loss": [[1, [2.0]]],
     }  # fmt: skip
-    (folder / "start.json").write_text(json.dumps(content))
+    (folder / "start.json").write_text(json.dumps(sealed(content)))
     for cell in cells([experiment]):
         run = write_record(results, cell) / "run.json"
-        run.write_text(json.dumps(json.loads(run.read_text()) | {"start": {"hash": start.hash, "sha256": digest}}))
+        told = json.loads(run.read_text()) | {"start": {"hash": start.hash, "sha256": digest}}
+        run.write_text(json.dumps(sealed(told)))
     return start

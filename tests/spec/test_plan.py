@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_ablate.runs.record_files import RECORD
+from grpo_ablate.runs.record_files import RECORD, sealed
 from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.estimate import Prices, start_seconds, works
 from grpo_ablate.spec.identity import canonical_json, from_canonical, spec_hash
@@ -29,13 +29,13 @@ def write_record(folder: Path, cell: Cell) -> None:
     run["checksums"] = dict.fromkeys(("metrics.parquet", "samples.jsonl", "parameters.safetensors"), "")
     folder.mkdir(parents=True)
     for name in RECORD:
-        (folder / name).write_text(json.dumps(run) if name == "run.json" else "")
+        (folder / name).write_text(json.dumps(sealed(run)) if name == "run.json" else "")
 
 
 def edited(**changes: Any) -> Change:
     def change(folder: Path) -> None:
         path = folder / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()) | changes)))
 
     return change
 
@@ -168,7 +168,7 @@ def test_an_earlier_warm_start_tells_the_time_of_another(write: Callable[..., Pa
     folder = tmp_path / "warmstarts" / "01234567"
     folder.mkdir(parents=True)
     told = {"schema_version": 1, "hash": "0" * 64, "spec": stated, "seeds": None, "digest": "", "sha256": ""}
-    (folder / "start.json").write_text(json.dumps(told | {"evaluation": {}, "loss": []}))
+    (folder / "start.json").write_text(json.dumps(sealed(told | {"evaluation": {}, "loss": []})))
     timing = {"seconds": 9.0, "parts": {"start_up": 1.0}, "curve": [], "peak_memory_bytes": 1, "updates": 40}
     (folder / "timing.json").write_text(json.dumps(timing | {"machine": platform.node()}))
     assert start_seconds(start, tmp_path, None) == pytest.approx(10.0 / 2)

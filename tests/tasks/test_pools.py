@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 import torch
 from arithmetic_by_hand import make
+from pydantic import ValidationError
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.rng import Purpose
 from grpo_ablate.spec.schema import ArithmeticTask, TranslationTask
 from grpo_ablate.tasks.pools import BATCH, Pool, distinct, numbers, pool_of
 from grpo_ablate.tasks.registry import make_task
+from grpo_ablate.tasks.translation import prompts as translation
 from grpo_ablate.tasks.translation.grammar import Phrase, Sentence, english
 from grpo_ablate.tasks.translation.lexicon import ADJECTIVES, ARTICLES, OBJECTS, SUBJECTS, VERBS
 
@@ -113,9 +115,13 @@ def test_a_pool_that_is_too_small_is_named_with_the_number_that_it_has(settings,
 
 
 @pytest.mark.slow
-def test_translations_that_are_too_many_are_refused():
-    with pytest.raises(UserError, match=r"task\.train_prompts: 65536 is more than the \d+ sentences"):
-        make_task(TranslationTask(name="translation", train_prompts=65536))
+def test_there_are_as_many_sentences_as_a_testbed_may_ask_for():
+    largest = TranslationTask(name="translation", train_prompts=32768, held_out=4096)
+    found = translation.pools({Pool.TRAIN: largest.train_prompts, Pool.HELD_OUT: largest.held_out})
+    assert [len(prompts) for prompts in found.values()] == [32768, 4096]
+    for key, size in (("train_prompts", 32769), ("held_out", 4097)):
+        with pytest.raises(ValidationError, match=key):
+            TranslationTask(name="translation", **{key: size})
 
 
 def test_numbers_are_a_function_of_key_and_row_alone():

@@ -26,7 +26,7 @@ from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.lock import exclusive
 from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.record import json_bytes, read_record
-from grpo_ablate.runs.record_files import CHECKED, RECORD, read_samples, verify
+from grpo_ablate.runs.record_files import CHECKED, RECORD, read_samples, sealed, verify
 from grpo_ablate.runs.train import run_in_memory, train
 from grpo_ablate.spec.identity import from_canonical, spec_hash
 from grpo_ablate.spec.resolve import load_experiment
@@ -147,10 +147,36 @@ NO_RECORD = {
     },
 }
 MISSING = {
-    "run.json": "schema_version hash spec testbed seeds status diverged digest budget checksums",
+    "run.json": "schema_version hash spec testbed seeds status diverged digest budget checksums checksum",
     "timing.json": "seconds parts curve peak_memory_bytes updates machine",
     "provenance.json": "commit dirty versions processor threads started interrupted",
 }
+
+
+EDITS = {
+    "digest": "0" * 16, "testbed": "other", "seeds": [2, 4], "checksum": "0" * 64, "more": 1,
+    "budget": {"rollouts": [], "tokens": [], "updates": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", EDITS)
+def test_an_edited_run_file_contradicts_its_own_checksum(trained, key):
+    path = trained[1] / "run" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: EDITS[key]}))
+    for read in (read_record, verify):
+        with pytest.raises(UserError, match=r"run\.json: differs from the checksum in it; remove .* to train it"):
+            read(path.parent)
+
+
+def test_the_checksum_of_a_run_file_is_over_what_it_says_and_not_over_its_bytes(trained):
+    """Recomputed by hand: sha256 of the compact JSON, keys sorted, without the checksum itself."""
+    path = trained[1] / "run" / "run.json"
+    run = json.loads(path.read_text())
+    stated = run.pop("checksum")
+    text = json.dumps(run, sort_keys=True, separators=(",", ":"))
+    assert stated == hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps({"checksum": stated, **run}, indent=7))
+    assert read_record(path.parent).run == {**run, "checksum": stated}
 
 
 @pytest.mark.parametrize("name", NO_RECORD)
@@ -159,7 +185,8 @@ def test_json_that_is_no_record_is_one_sentence_with_its_file_its_key_and_what_t
     sound = json.loads(path.read_text())
     told = {text: words for text, words in NO_RECORD[name].items() if not text.startswith("{")}
     for text, words in NO_RECORD[name].items() - told.items():
-        told[json.dumps(sound | json.loads(text))] = words
+        said = sound | json.loads(text)
+        told[json.dumps(sealed(said) if name == "run.json" else said)] = words
     for key in MISSING[name].split():
         without = {other: value for other, value in sound.items() if other != key}
         told[json.dumps(without)] = f"the key '{key}' is missing"
@@ -189,7 +216,7 @@ def test_a_line_that_is_no_sample_is_named(trained, line, words):
         read_samples(folder)
     run = json.loads((folder / "run.json").read_text())
     run["checksums"]["samples.jsonl"] = hashlib.sha256((folder / "samples.jsonl").read_bytes()).hexdigest()
-    (folder / "run.json").write_text(json.dumps(run))
+    (folder / "run.json").write_text(json.dumps(sealed(run)))
     with pytest.raises(UserError, match=rf"samples\.jsonl: {words}.*; remove .* to train it again"):
         read_samples(folder)
 
@@ -208,7 +235,7 @@ def test_a_table_of_other_columns_or_with_gaps_is_refused(trained):
         pq.write_table(table, folder / "metrics.parquet")
         run = json.loads((folder / "run.json").read_text())
         run["checksums"]["metrics.parquet"] = hashlib.sha256((folder / "metrics.parquet").read_bytes()).hexdigest()
-        (folder / "run.json").write_text(json.dumps(run))
+        (folder / "run.json").write_text(json.dumps(sealed(run)))
         with pytest.raises(UserError, match=rf"metrics\.parquet: {words}"):
             read_record(folder)
 
@@ -319,7 +346,9 @@ def test_a_damaged_checkpoint_is_not_used_and_nothing_in_it_is_executed(tmp_path
 def test_an_unused_checkpoint_is_a_sentence_on_stderr(tmp_path, capsys):
     train(make_spec(rounds=3), range(1), tmp_path / "run", tmp_path / "scratch", testbed="bench")
     train(make_spec(rounds=2), range(1), tmp_path / "run", tmp_path / "scratch", testbed="bench")
-    assert "not used, the run starts anew: it was written by a run with another spec" in capsys.readouterr().err
+    assert (
+        "not used, the training starts anew: it was written by a run with another spec" in capsys.readouterr().err
+    )
     assert read_record(tmp_path / "run").run["budget"]["updates"] == [2]
 
 

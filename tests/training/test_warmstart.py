@@ -261,6 +261,12 @@ def test_a_run_is_not_begun_from_random_weights_by_mistake():
         (lambda folder: shutil.rmtree(folder), f"is not trained yet; make it with: {COMMAND}"),
         (lambda folder: (folder / "start.json").unlink(), f"is not trained yet; make it with: {COMMAND}"),
         (lambda folder: (folder / "start.json").write_text("{"), r"start\.json: is not JSON; remove "),
+        (
+            lambda folder: (folder / "start.json").write_text(
+                (folder / "start.json").read_text().replace('"reward": [', '"reward": [1')
+            ),
+            r"start\.json: differs from the checksum in it; remove .* to train it again",
+        ),
         (lambda folder: (folder / "parameters.safetensors").unlink(), r"safetensors: is missing; remove"),
         (
             lambda folder: (folder / "parameters.safetensors").write_bytes(b"0" * 100),

@@ -11,6 +11,8 @@ import pytest
 from killing import kill, start, wait_for
 from project import Project
 
+from grpo_ablate.runs.record_files import sealed
+
 pytestmark = pytest.mark.slow
 
 NOTHING: Counter[str] = Counter()
@@ -95,7 +97,7 @@ def test_a_start_deleted_is_made_again_only_for_a_run_that_is_missing(language: 
 
 def test_a_run_from_another_start_is_stale_and_trained_again(language: Project) -> None:
     path = warm_start(language) / "start.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": "0" * 64}))
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | {"sha256": "0" * 64})))
     assert details(language) == {("stale", "from another warm start, will be trained again")}
     assert language.planned() == Counter({"train": 4, **AFTER})
     done = language.run("--cores", "2", check=False)  # and what it would begin from is not what start.json says
