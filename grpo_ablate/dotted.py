@@ -1,0 +1,63 @@
+"""Functions of the user's own, named in a row by dotted path as ``package.module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from grpo_ablate.errors import UserError, nearest
+
+FORM = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+
+
+def is_dotted(name: str) -> bool:
+    """Whether a name is meant as a dotted path: only such names have a colon."""
+    return ":" in name
+
+
+@cache
+def load(path: str) -> Callable[..., Any]:
+    """Return the function that ``package.module:function`` names.
+
+    Modules are found where Python finds them, and in the working directory after that. Raises UserError where
+    the path has another form, or where the module does not import, or has no such function.
+    """
+    if re.fullmatch(FORM, path) is None:
+        raise UserError(f"'{path[:80]}': expected a dotted path as package.module:function.")
+    name, _, attribute = path.partition(":")
+    look_here()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise UserError(f"'{path}': there is no module '{error.name}'{_beside(error.name)}") from None
+        raise UserError(f"'{path}' does not import: {error}.") from None
+    except Exception as error:
+        raise UserError(f"'{path}' does not import: {type(error).__name__}: {error}.") from None
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        offer = nearest(attribute, own) if own else "the module has none."
+        raise UserError(f"'{path}': the module '{name}' has no function '{attribute}'; {offer}")
+    return function
+
+
+def look_here() -> None:
+    """Let modules be found in the working directory, after those that are installed."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+        importlib.invalidate_caches()
+
+
+def _beside(name: str) -> str:
+    """Return how a sentence about a missing module ends: with a module of the working directory, if one is near."""
+    offer = nearest(name, [path.stem for path in Path.cwd().glob("*.py")] or [""])
+    return f"; {offer}" if offer.startswith("did you") else " here or among the installed ones."

@@ -1,0 +1,1 @@
+"""Tasks in words: prompts as text or chat messages, responses scored as text."""
