@@ -179,7 +179,7 @@ def _policy(spec: Spec) -> str | None:
         return None
     if not spec.task.needs_tokens:
         return f"policy.name {policy.name} writes tokens, but the task {spec.task.name} chooses: use tabular."
-    reason = architecture_refusal(policy)
+    reason = architecture_refusal(policy) if isinstance(policy, StackedPolicy) else None
     if reason is not None:
         return reason
     if "exact" in (spec.evaluation.samples, spec.evaluation.final_samples):

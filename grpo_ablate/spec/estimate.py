@@ -112,7 +112,7 @@ def _prices(jobs: Sequence[tuple[Spec, int, dict[str, Any]]]) -> Prices:
         )
         for part, work in works(spec, seeds).items():
             parts[part].append(Observed(work, told.get(part, 0.0)))
-    by_volume = isinstance(jobs[0][0].policy, StackedPolicy)
+    by_volume = jobs[0][0].policy.name != "tabular"
     return Prices(starts / len(jobs), {part: fitted(found, by_volume) for part, found in parts.items()})
 
 

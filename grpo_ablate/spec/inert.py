@@ -75,6 +75,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("sampling.engine",), lambda s: s.policy.name in ("tabular", "stacked"), "the policy samples by itself"),
     Rule(
+        ("policy.vllm",),
+        lambda s: s.policy.name == "huggingface" and s.sampling.engine != "vllm",
+        "only the engine vllm reads it",
+    ),
+    Rule(
         ("evaluation.final_evaluations",),
         lambda s: s.evaluation.final_samples == "same",
         "every evaluation draws the same number of samples",

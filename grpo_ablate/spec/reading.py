@@ -136,6 +136,12 @@ def _keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str]
         if part in branches:  # the name by which a record was chosen is no key
             current = branches[str(part)]
             continue
+        records = _records_beside_values(current)
+        if part in records:  # nor is the name of the record among plain values
+            current = records[str(part)]
+            continue
+        if records:  # a plain value was expected instead
+            continue
         current = _without_none(current)
         if isinstance(current, type) and issubclass(current, BaseModel):
             last = current
@@ -160,6 +166,16 @@ def _branches(annotation: Any) -> dict[str, type[BaseModel]]:
         for branch in get_args(annotation)
         for mark in getattr(branch, "__metadata__", ())
         if isinstance(mark, Tag)
+    }
+
+
+def _records_beside_values(annotation: Any) -> dict[str, type[BaseModel]]:
+    """Return name -> record of an annotation such as ``Record | Literal["off"]``; empty for others."""
+    options = [option for option in get_args(annotation) if option is not type(None)]
+    if get_origin(annotation) not in (Union, type(int | str)) or len(options) < 2:
+        return {}
+    return {
+        option.__name__: option for option in options if isinstance(option, type) and issubclass(option, BaseModel)
     }
 
 

@@ -15,6 +15,7 @@ from grpo_ablate.spec.files import Changes, Claim, ExperimentFile, Figures, RowF
 from grpo_ablate.spec.identity import spec_hash
 from grpo_ablate.spec.inert import Inert, neutralised, notes
 from grpo_ablate.spec.margins import margin_of
+from grpo_ablate.spec.model_files import identified
 from grpo_ablate.spec.presets import PRESETS
 from grpo_ablate.spec.reading import checked, parse_yaml, read_yaml
 from grpo_ablate.spec.schema import Advantage, Kl, Spec, Switches, Update
@@ -142,6 +143,11 @@ def preset_switches(name: str, where: str) -> Sparse:
 def load_testbed(path: Path) -> tuple[Testbed, TestbedFile]:
     """Read one testbed file and check it."""
     file = checked(TestbedFile, read_yaml(path), str(path))
+    if file.policy.name == "huggingface" and file.seeds_per_job != 1:
+        raise UserError(
+            f"{path}: seeds_per_job is {file.seeds_per_job}, but a pretrained model trains one seed a job: write "
+            "seeds_per_job: 1."
+        )
     testbed = Testbed(path.stem, path, file.quick, file.seeds_per_job, file.stale, file.stream)
     return testbed, file
 
@@ -322,6 +328,7 @@ def _resolve(path: Path, testbed: TestbedFile, name: str, row: RowFile, base: di
     reason = refusal(spec)
     if reason is not None:
         raise UserError(f"{where}: {reason}")
+    spec = identified(spec, where)
     effective, inert = neutralised(spec)
     return Row(
         id=name,

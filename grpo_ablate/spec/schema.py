@@ -130,6 +130,43 @@ class StackedPolicy(Section):
     warmstart: WarmStart = WarmStart()
 
 
+class Lora(Section):
+    """Low-rank adapters on every linear layer but the output's (Hu et al. 2022, LoRA), without dropout."""
+
+    rank: Annotated[int, Field(ge=1, le=65536)] = 16
+    alpha: Positive = 32.0  # adapters are scaled by alpha / rank
+
+
+class Vllm(Section):
+    """How vLLM runs inside the training process; ``sampling.engine: vllm`` alone reads it."""
+
+    gpu_memory_utilization: Fraction = 0.3  # share of a GPU's memory for its weights, keys and values
+    cpu_cache: Annotated[int, Field(ge=1, le=4096)] = 1  # GiB of keys and values on a CPU
+    max_sequences: Annotated[int, Field(ge=1, le=65536)] = 128  # responses drawn side by side
+    sleep: bool = True  # on a GPU: give the memory to training between rollouts
+    tolerance: Positive | Literal["auto"] = "auto"  # mean |log-probability| gap allowed after weights were loaded
+
+
+class HuggingFacePolicy(Section):
+    """A pretrained causal language model as transformers loads it; one seed a job.
+
+    ``digest`` is that of the model folder's files, filled in when a row is resolved; a folder that has changed
+    since is refused.
+    """
+
+    name: Literal["huggingface"]
+    model: Annotated[str, Field(min_length=1)]  # a folder, a name on the hub, or smollm2
+    revision: str = "main"  # of a model on the hub: a branch, tag or commit
+    digest: str = ""
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the forward pass; steps are taken in float32
+    lora: Lora | Off = "off"
+    gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
+    share_prompts: bool = False  # compute a prompt once for its group; pays where prompts are long
+    microbatch_tokens: Count = 8192  # tokens of one forward and backward pass; one response at least
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    vllm: Vllm = Vllm()
+
+
 class Evaluation(Section):
     """When and how a policy is measured. ``samples: exact`` takes the expectation in closed form."""
 
@@ -279,7 +316,10 @@ Task = Annotated[
     _named("selection"),
 ]
 Policy = Annotated[
-    Annotated[TabularPolicy, Tag("tabular")] | Annotated[StackedPolicy, Tag("stacked")], _named("tabular")
+    Annotated[TabularPolicy, Tag("tabular")]
+    | Annotated[StackedPolicy, Tag("stacked")]
+    | Annotated[HuggingFacePolicy, Tag("huggingface")],
+    _named("tabular"),
 ]
 
 

@@ -1,0 +1,1 @@
+"""A pretrained causal language model of transformers behind the protocol of the training loop."""
