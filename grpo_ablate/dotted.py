@@ -58,6 +58,6 @@ def look_here() -> None:
 
 
 def _beside(name: str) -> str:
-    """Return how a sentence about a missing module ends: with a module of the working directory, if one is near."""
+    """Return how a sentence about a missing module ends: with one of the working directory, if one is near."""
     offer = nearest(name, [path.stem for path in Path.cwd().glob("*.py")] or [""])
     return f"; {offer}" if offer.startswith("did you") else " here or among the installed ones."

@@ -50,6 +50,12 @@ _PUBLISHED = (
     Meaning("eval/length", "evaluation", "scored tokens of a sampled answer"),
     Meaning("eval/truncated", "evaluation", "share of sampled answers stopped by the limit"),
     Meaning("eval/reward_group", "evaluation", "reward on one group of the held-out prompts, as reward_french"),
+    Meaning(
+        "eval/component",
+        "evaluation",
+        "mean of one reward component, as component_format, where a task has several; without missing ones",
+    ),
+    Meaning("eval/reward_missing", "evaluation", "share of sampled answers without a reward"),
     Meaning("eval/length_group", "evaluation", "tokens of a sampled answer to one group of the held-out prompts"),
     Meaning("train/loss", "update", "policy, KL and entropy parts together, as minimised"),
     Meaning("train/policy_loss", "update", "minus the weighted surrogate"),
@@ -59,6 +65,11 @@ _PUBLISHED = (
     Meaning("train/reward_raw", "sequence", "raw task reward of every generated response, rejected ones included"),
     Meaning("train/reward_shaped", "sequence", "reward that entered the group statistics, trained groups only"),
     Meaning("train/reward_missing", "sequence", "share of generated responses without a reward"),
+    Meaning(
+        "train/component",
+        "sequence",
+        "one reward component of every generated response, as component_format, where a task has several",
+    ),
     Meaning("train/groups_all_wrong", "group", "share of generated groups whose raw rewards are all exactly 0"),
     Meaning("train/groups_all_right", "group", "share of generated groups whose raw rewards are all exactly 1"),
     Meaning("train/groups_constant_other", "group", "share of generated groups all equal to another value"),
@@ -96,6 +107,16 @@ _PUBLISHED = (
 )
 
 METRICS: dict[str, Meaning] = {meaning.name: meaning for meaning in _PUBLISHED}
+COMPONENT = "train/component"  # a family: the component's name follows after an underscore
+
+
+def meaning_of(name: str) -> Meaning:
+    """Return what a metric of training means; KeyError for a name that is not published.
+
+    >>> meaning_of("train/component_format").name
+    'train/component'
+    """
+    return METRICS[COMPONENT if name.startswith(f"{COMPONENT}_") else name]
 
 
 def _joined(name: str, first: Metric, second: Metric, *, one_update: bool) -> Metric:
@@ -103,9 +124,9 @@ def _joined(name: str, first: Metric, second: Metric, *, one_update: bool) -> Me
 
     from grpo_ablate.algorithm.records import Metric
 
-    finish = METRICS[name].finish
+    finish = meaning_of(name).finish
     count = first.count + second.count
-    if one_update and METRICS[name].denominator == "update":
+    if one_update and meaning_of(name).denominator == "update":
         count = torch.maximum(first.count, second.count)
     if finish == "largest":
         return Metric(torch.maximum(first.total, second.total), count)
@@ -133,7 +154,7 @@ def divide(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
 
     values = {}
     for name, metric in metrics.items():
-        finish = METRICS[name].finish
+        finish = meaning_of(name).finish
         value = metric.total if finish in ("largest", "smallest") else metric.total / metric.count
         value = torch.where(metric.count > 0, value, torch.nan)
         values[name] = value.sqrt() if finish == "root" else value
@@ -143,12 +164,12 @@ def divide(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
 
 
 def known(name: str) -> bool:
-    """Whether a metric is published under this name, with any k for ``pass_at_k`` and any name for a group.
+    """Whether a metric is published under this name; the k, group or component in a name may be any.
 
     >>> known("eval/pass_at_4"), known("eval/pass_at_k4"), known("eval/reward_french")
     (True, False, True)
     """
-    families = r"eval/(pass_at_[1-9][0-9]*|(reward|length)_[a-z0-9-]+)"
+    families = r"eval/(pass_at_[1-9][0-9]*|(reward|length)_[a-z0-9-]+)|(train|eval)/component_[a-z0-9-]+"
     return name in METRICS or re.fullmatch(families, name) is not None
 
 

@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     EXHIBIT = 8  # responses shown to the reader
     INITIAL_WEIGHTS = 9  # parameters of a policy before any training
     WARM_START = 10  # which demonstrations a step of a warm start trains on
+    REWARD_MODEL = 11  # which responses a refresh of the reward model trains on
     TASK_PROMPT = 20  # a task's pools of prompts; the same for every run
     DEMONSTRATION = 21  # a task's noisy demonstrations
 

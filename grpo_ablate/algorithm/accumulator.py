@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_ablate.algorithm.records import Metric
-from grpo_ablate.metrics import METRICS
+from grpo_ablate.metrics import meaning_of
 
 START = {"largest": -torch.inf, "smallest": torch.inf}
 
@@ -74,7 +74,8 @@ class Accumulator:
 
     def _begin(self, names: list[str], members: int) -> None:
         def kind(name: str) -> str:
-            return METRICS[name].finish if METRICS[name].finish in START else ""
+            finish = meaning_of(name).finish
+            return finish if finish in START else ""
 
         groups = [[name for name in names if kind(name) == wanted] for wanted in ("", "largest", "smallest")]
         self.names = [name for group in groups for name in group]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo_ablate.algorithm.kl import to_go
+from grpo_ablate.algorithm.own_advantage import own_advantages
 from grpo_ablate.algorithm.records import Batch
 from grpo_ablate.spec.schema import Advantage
 
@@ -162,6 +163,8 @@ SCALES: dict[str, Callable[[Pool], Tensor]] = {
 def normalise(values: Tensor, member: Tensor, advantage: Advantage, running: Tensor | None = None) -> Tensor:
     """Return baseline-free, scaled values, float64 [M, B, K], 0 where ``member`` (bool [M, B, K]) is false.
 
+    Or what the user's own function makes of them, where ``advantage.function`` names one.
+
     A constant group, and a single value, gives exactly 0 under ``mean`` and ``leave-one-out``
     (Shao et al. 2024, DeepSeekMath, section 4.1.2, for ``mean`` with ``group-std``).
 
@@ -169,6 +172,8 @@ def normalise(values: Tensor, member: Tensor, advantage: Advantage, running: Ten
     >>> [round(a, 6) for a in normalise(rewards, rewards >= 0, Advantage()).flatten().tolist()]
     [0.57735, -1.732051, 0.57735, 0.57735]
     """
+    if advantage.function:
+        return torch.where(member, own_advantages(values, member, advantage.function), 0.0)
     group = spread(values, member, (-1,), advantage.ddof)
     pool = Pool(values, member, group, advantage, running)
     result = BASELINES[advantage.baseline](pool)

@@ -31,7 +31,7 @@ from grpo_ablate.metrics import divide
 from grpo_ablate.policies.protocol import Policy
 from grpo_ablate.rng import Keys, Purpose
 from grpo_ablate.spec.schema import Spec
-from grpo_ablate.tasks.protocol import Task
+from grpo_ablate.tasks.protocol import Refreshed, Task
 
 PARTS = ("sampling", "training", "evaluation")
 
@@ -67,6 +67,7 @@ class Loop:
         self.running = (
             initial_running_mean(members, pool, spec.advantage) if spec.advantage.baseline == "ema" else None
         )
+        self.scorer = task if isinstance(task, Refreshed) else None
         self.of_rounds, self.of_steps = RoundSums(spec), Accumulator()
         self.history = History()
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -90,6 +91,8 @@ class Loop:
         began = time.perf_counter()
         if self.spec.kl.beta > 0 and self.due(self.spec.kl.refresh_reference):
             self.policy.refresh_reference(~self.stopped)
+        if self.scorer is not None and self.due(self.spec.reward.refresh_model):
+            self.scorer.refresh(self.round)
         while len(self.queue) <= self.spec.update.staleness and bool(self.can_sample().any()):
             self.queue.append(self.sample())
         current = self.queue.pop(0)
@@ -238,6 +241,7 @@ class Loop:
             "rounds": self.of_rounds.state(),
             "steps": self.of_steps.state(),
             "history": self.history.state(),
+            "scorer": {} if self.scorer is None else self.scorer.state(),
             **{f"queue{index}": pack(queued) for index, queued in enumerate(self.queue)},
         }
         return found | {f"{part}.{name}": t for part, some in parts.items() for name, t in some.items()}
@@ -253,5 +257,7 @@ class Loop:
         self.of_rounds.load(within(state, "rounds."))
         self.of_steps.load(within(state, "steps."))
         self.history.load(within(state, "history."))
+        if self.scorer is not None:
+            self.scorer.load(within(state, "scorer."))
         waiting = self.sampled - self.round
         self.queue = [unpack(Rollout, within(state, f"queue{index}.")) for index in range(waiting)]

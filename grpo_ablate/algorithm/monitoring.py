@@ -14,6 +14,7 @@ from grpo_ablate.algorithm.records import Batch, Metric, Policy, Prepared
 from grpo_ablate.algorithm.rewards import raw_reward
 from grpo_ablate.algorithm.sampling import filter_values
 from grpo_ablate.algorithm.surrogates import Inputs, Outputs
+from grpo_ablate.metrics import COMPONENT
 from grpo_ablate.spec.schema import Switches
 
 
@@ -81,7 +82,7 @@ def round_metrics(batch: Batch, prepared: Prepared, generated: Batch, switches: 
         "train/length_wrong": Metric(sequences["length_wrong"], sequences["wrong"]),
         "train/truncated": Metric(sequences["truncated"], drawn),
     }
-    return result | _mismatch(batch, prepared, switches) | _steps(batch, trained_groups)
+    return result | _mismatch(batch, prepared, switches) | _steps(batch, trained_groups) | _components(generated)
 
 
 def _generated(generated: Batch, switches: Switches) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
@@ -129,6 +130,17 @@ def _generated(generated: Batch, switches: Switches) -> tuple[dict[str, Tensor],
     }
     sums = torch.stack([kind.double() for kind in kinds.values()]).sum(-1)
     return sequences, dict(zip(kinds, sums, strict=True)), sequences["length"]
+
+
+def _components(generated: Batch) -> dict[str, Metric]:
+    """Return the mean of each component of tasks that have several, over the responses that have it."""
+    if len(generated.components) < 2:
+        return {}
+    values = torch.stack(list(generated.components.values())).double()
+    known = generated.present & ~values.isnan()
+    totals, counts = torch.where(known, values, 0.0).sum((2, 3)), known.sum((2, 3), dtype=torch.float64)
+    parts = zip(generated.components, totals, counts, strict=True)
+    return {f"{COMPONENT}_{name}": Metric(total, count) for name, total, count in parts}
 
 
 def _mismatch(batch: Batch, prepared: Prepared, switches: Switches) -> dict[str, Metric]:

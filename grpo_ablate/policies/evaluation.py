@@ -37,17 +37,29 @@ def sampled_metrics(scores: Scores, tokens: Tensor) -> dict[str, Tensor]:
 
     An answer is right when its component ``accuracy`` is 1; pass@k is given for every power of two up to G. Two
     answers are the same where ``scores.answers`` says so; a task that says nothing answers in one token, and
-    ``tokens`` int64 [M, P, G] are its answers.
+    ``tokens`` int64 [M, P, G] are its answers. An answer without a verdict is left out of the means of reward and
+    components, and counted; among the right ones it is none.
     """
     answers = tokens if scores.answers is None else scores.answers
     samples = scores.reward.shape[-1]
     right = scores.components["accuracy"] == 1
     correct = right.sum(-1)
     found = {
-        "eval/reward": scores.reward.mean(-1).mean(-1),
+        "eval/reward": _mean_of_known(scores.reward),
         "eval/accuracy": right.double().mean(-1).mean(-1),
         "eval/distinct_answers": distinct(answers).mean(-1),
     }
+    if bool(scores.reward.isnan().any()):
+        found["eval/reward_missing"] = scores.reward.isnan().double().mean((1, 2))
+    if len(scores.components) > 1:
+        found |= {f"eval/component_{name}": _mean_of_known(value) for name, value in scores.components.items()}
     for power in range(samples.bit_length()):
         found[f"eval/pass_at_{2**power}"] = pass_at_k(correct, samples, 2**power).mean(-1)
     return found
+
+
+def _mean_of_known(values: Tensor) -> Tensor:
+    """Return the mean over prompts of the mean over their answers, float64 [M], of [M, P, G]; NaN is left out."""
+    if not bool(values.isnan().any()):
+        return values.mean(-1).mean(-1)
+    return values.nanmean(-1).nanmean(-1)

@@ -30,6 +30,19 @@ def exhibit(
     ]
 
 
+def without_verdict(task: Task, seed: int, round: int) -> list[dict[str, Any]]:
+    """Return the responses on which the task's verifier gave no verdict since the last call, as JSON-ready rows.
+
+    They have the keys of `exhibit`'s rows, without tokens and advantages, and ``fault``, the reason.
+    """
+    take = getattr(task, "take_faults", None)  # of tasks in words alone
+    rows = []
+    for fault in take() if take is not None else ():
+        said = task.exhibit(fault.number, []) | {"response": fault.response, "fault": fault.reason}
+        rows.append({"seed": seed, "round": round, **said, "tokens": [], "reward": None, "advantages": []})
+    return rows
+
+
 def _chosen(present: Tensor, count: int) -> list[tuple[int, int]]:
     """Return groups and samples to show, of ``present`` bool [B, G]."""
     places: list[list[int]] = present.nonzero().tolist()

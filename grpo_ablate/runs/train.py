@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from grpo_ablate.policies.registry import make_policy
 from grpo_ablate.rng import Keys
 from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.dump import write_round
-from grpo_ablate.runs.exhibit import exhibit
+from grpo_ablate.runs.exhibit import exhibit, without_verdict
 from grpo_ablate.runs.lock import exclusive
 from grpo_ablate.runs.memory import peak_memory
 from grpo_ablate.runs.numerics import settle
@@ -31,8 +32,10 @@ from grpo_ablate.spec.identity import canonical_json, spec_hash
 from grpo_ablate.spec.schema import SCHEMA_VERSION, Spec
 from grpo_ablate.spec.warmstart import starts_warm
 from grpo_ablate.tasks.registry import make_task
+from grpo_ablate.tasks.sources import scored
 
 OnEvaluation = Callable[[Loop, Line], None]
+FAULTS = 100  # responses without a verdict that a run keeps
 
 
 def make_loop(spec: Spec, seeds: range, begin: Begin | None = None) -> Loop:
@@ -47,7 +50,7 @@ def make_loop(spec: Spec, seeds: range, begin: Begin | None = None) -> Loop:
             "`grpo-ablate train EXPERIMENT.yaml:ROW` trains it first."
         )
     keys = Keys(torch.tensor(list(seeds)), spec.sampling.random_key)
-    task = make_task(spec.task)
+    task = scored(make_task(spec.task, spec.policy), spec, keys)
     parameters = None
     if begin is not None:  # of one start for each seed, those of as many members as there are
         parameters = {name: values[: len(seeds)] for name, values in begin.parameters.items()}
@@ -132,6 +135,7 @@ class Session:
         if found is None:
             self.notes["sessions"] = [provenance(torch.get_num_threads())]
             self.note_time(self.loop.start())
+            self.note_faults()
             return
         self.notes = found.notes
         self.loop.load(found.tensors)
@@ -165,14 +169,32 @@ class Session:
         progress.close()
 
     def advance(self) -> Line | None:
-        """Run one round; keep what the first seed answered in its first round, its middle one and its last."""
+        """Run one round; keep what the first seed answered in its first round, its middle one and its last.
+
+        What the task's verifier failed on is kept from every round.
+        """
         loop, seen = self.loop, list[Observation]()
         line = loop.advance(None if loop.stopped[0] else seen.append)
         if seen and (seen[0].round in (0, self.spec.rounds // 2) or loop.stopped[0]):
             self.notes["samples"] += exhibit(
                 seen[0].batch, seen[0].prepared, loop.task, 0, self.seeds[0], seen[0].round + 1
             )
+        self.note_faults()
         return line
+
+    def note_faults(self) -> None:
+        """Keep the first responses without a verdict, and say so when the first one comes."""
+        found = without_verdict(self.loop.task, self.seeds[0], self.loop.round)
+        kept = self.notes["samples"]
+        earlier = sum("fault" in sample for sample in kept)
+        if found and not earlier:
+            print(
+                f"round {self.loop.round}: the verifier gave no verdict on {len(found)} responses, as on "
+                f"{found[0]['response'][:200]!r}: {found[0]['fault']}. They have no reward and train nothing; the "
+                f"first {FAULTS} of the run are kept among its samples, train/reward_missing counts all.",
+                file=sys.stderr,
+            )
+        kept += found[: max(0, FAULTS - earlier)]
 
     def seconds(self) -> float:
         """Return the seconds of all sessions so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo_ablate.errors import nearest
+from grpo_ablate.spec import text_tasks
 from grpo_ablate.spec.schema import Spec, StackedPolicy, Switches
 
 _GROUP_BASELINES = ("mean", "leave-one-out")
@@ -11,7 +12,7 @@ _GROUP_SCALES = ("group-std", "leave-one-out-std")
 
 def refusal(spec: Switches) -> str | None:
     """Return why the switches do not go together, naming the keys, or None when they do."""
-    for rule in (_advantage, _update, _reward, _process, _kl):
+    for rule in (_advantage, _update, _reward, _process, _kl, text_tasks.switches_refusal):
         reason = rule(spec)
         if reason is not None:
             return reason
@@ -20,6 +21,8 @@ def refusal(spec: Switches) -> str | None:
 
 def _advantage(spec: Switches) -> str | None:
     advantage, size = spec.advantage, spec.sampling.group_size
+    if advantage.function:  # in place of baseline and scale
+        return None
     if size == 1 and advantage.supervision == "outcome":
         if advantage.baseline in _GROUP_BASELINES:
             return (
@@ -116,7 +119,10 @@ def _kl(spec: Switches) -> str | None:
 
 
 def _task(spec: Spec) -> str | None:
-    known = spec.task.components
+    reason = text_tasks.refusal(spec)
+    if reason is not None:
+        return reason
+    known = text_tasks.components(spec)
     for name in spec.reward.components:
         if name not in known:
             return (
@@ -143,7 +149,7 @@ def _budget(spec: Spec) -> str | None:
             f"the nearest that is: {nearest}."
         )
     pool = spec.task.pool_size
-    if spec.sampling.prompt_order == "each-once" and prompts > pool:
+    if spec.sampling.prompt_order == "each-once" and 0 < pool < prompts:  # 0: not counted yet
         return (
             f"sampling.prompts is {prompts}, but the task has {pool} prompts and sampling.prompt_order each-once "
             "takes each at most once per round: use cycle or iid."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_ablate.spec.identity import replace
-from grpo_ablate.spec.schema import Spec
+from grpo_ablate.spec.schema import JsonlTask, Spec
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ def _surrogate_is(name: str) -> Callable[[Spec], bool]:
     return lambda spec: spec.update.surrogate == name
 
 
+def _verifier_reads_no(option: str) -> Callable[[Spec], bool]:
+    readers = {"pattern": ("regular-expression",), "tolerance": ("numeric", "last-number")}[option]
+    return lambda spec: isinstance(spec.task, JsonlTask) and spec.task.verifier not in readers
+
+
 _TRANSFORM_KEYS = {
     "affine": ("scale", "shift"),
     "per-prompt-affine": ("scale_low", "scale_high", "shift_low", "shift_high"),
@@ -67,6 +72,37 @@ RULES: tuple[Rule, ...] = (
         )
         for name, keys in _TRANSFORM_KEYS.items()
     ),
+    Rule(
+        (
+            "reward.model",
+            "reward.model_digest",
+            "reward.model_dtype",
+            "reward.refresh_model",
+            "reward.refresh_steps",
+            "reward.refresh_learning_rate",
+        ),
+        lambda s: s.reward.source != "model",
+        "only the source model reads it",
+    ),
+    Rule(
+        ("reward.refresh_steps", "reward.refresh_learning_rate"),
+        lambda s: s.reward.refresh_model == 0,
+        "the reward model is never refreshed",
+    ),
+    Rule(("task.pattern",), _verifier_reads_no("pattern"), "only the verifier regular-expression reads it"),
+    Rule(
+        ("task.tolerance",), _verifier_reads_no("tolerance"), "only the verifiers numeric and last-number read it"
+    ),
+    Rule(
+        ("task.held_out_share",),
+        lambda s: s.task.name == "jsonl" and s.task.held_out_path != "",
+        "held-out questions have a file of their own",
+    ),
+    Rule(
+        ("task.shots",),
+        lambda s: s.task.name == "reasoning-gym" and s.task.form == "chat",
+        "a chat prompt shows no worked answers",
+    ),
     Rule(("reward.overlong_buffer",), lambda s: s.reward.overlong != "soft", "only the overlong soft reads it"),
     Rule(
         ("reward.masked_in_baseline", "reward.masked_in_denominator"),
@@ -93,6 +129,20 @@ RULES: tuple[Rule, ...] = (
         ("sampling.max_resample", "sampling.on_exhausted"),
         lambda s: s.sampling.dynamic == "drop",
         "dynamic drop draws nothing anew",
+    ),
+    Rule(
+        (
+            "advantage.baseline",
+            "advantage.constant",
+            "advantage.ema_decay",
+            "advantage.ema_initial",
+            "advantage.scale",
+            "advantage.ddof",
+            "advantage.eps",
+            "advantage.eps_inside",
+        ),
+        lambda s: s.advantage.function != "",
+        "advantage.function is in its place",
     ),
     Rule(
         ("advantage.constant",),

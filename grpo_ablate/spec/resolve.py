@@ -19,6 +19,7 @@ from grpo_ablate.spec.model_files import identified
 from grpo_ablate.spec.presets import PRESETS
 from grpo_ablate.spec.reading import checked, parse_yaml, read_yaml
 from grpo_ablate.spec.schema import Advantage, Kl, Spec, Switches, Update
+from grpo_ablate.spec.text_tasks import settled
 
 Sparse = dict[str, dict[str, Any]]
 
@@ -328,7 +329,10 @@ def _resolve(path: Path, testbed: TestbedFile, name: str, row: RowFile, base: di
     reason = refusal(spec)
     if reason is not None:
         raise UserError(f"{where}: {reason}")
-    spec = identified(spec, where)
+    spec = settled(identified(spec, where), where)
+    reason = refusal(spec)  # again, now that questions in files are counted
+    if reason is not None:
+        raise UserError(f"{where}: {reason}")
     effective, inert = neutralised(spec)
     return Row(
         id=name,

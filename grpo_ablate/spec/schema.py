@@ -98,6 +98,90 @@ class TranslationTask(Section):
         return self.train_prompts
 
 
+class TextSection(Section):
+    """What all tasks in words share; a pretrained model reads and writes them."""
+
+    has_steps: ClassVar[bool] = False
+    needs_tokens: ClassVar[bool] = True
+
+    version: Literal[1] = 1
+    system: str = ""  # system message of a chat prompt; empty: what asks for the format, if there is one
+    format: Literal["off", "think-answer", "boxed", "hashes"] = "off"  # asked for, and where answers stand
+    time_limit: Positive = 10.0  # seconds for a verdict on one response
+
+
+class AdditionTask(TextSection):
+    """Sums of two whole numbers; the sizes take turns, so that each listed size has the same share of prompts."""
+
+    name: Literal["addition"]
+    form: Literal["few-shot", "chat"] = "few-shot"  # four worked sums before the question, or a chat message
+    digits: Annotated[
+        list[Annotated[list[Annotated[int, Field(ge=1, le=9)]], Field(min_length=2, max_length=2)]],
+        Field(min_length=1),
+    ] = [[1, 1], [2, 1]]  # digits of the two numbers, a size each
+    train_prompts: Annotated[int, Field(ge=1, le=65536)] = 4096  # a sum of a small size may come more than once
+    held_out: Annotated[int, Field(ge=1, le=4096)] = 256
+
+    @property
+    def pool_size(self) -> int:
+        """Prompts that training draws from."""
+        return self.train_prompts
+
+
+class ReasoningGymTask(TextSection):
+    """A data set of reasoning-gym by name, scored by its own scorer; ``library`` is filled in at resolution."""
+
+    name: Literal["reasoning-gym"]
+    dataset: Annotated[str, Field(min_length=1)]
+    parameters: dict[str, Any] = {}  # of the data set's configuration, without size and seed
+    form: Literal["few-shot", "chat"] = "chat"
+    shots: Annotated[int, Field(ge=0, le=64)] = 4  # few-shot: worked questions before the one asked
+    train_prompts: Annotated[int, Field(ge=1, le=65536)] = 1024
+    held_out: Annotated[int, Field(ge=1, le=4096)] = 256
+    library: str = ""  # the version of reasoning-gym that makes the questions
+
+    @property
+    def pool_size(self) -> int:
+        """Prompts that training draws from."""
+        return self.train_prompts
+
+
+class Contents(Section):
+    """What a task's data files held when a row was resolved."""
+
+    sha256: str = ""
+    train: Annotated[int, Field(ge=0)] = 0  # questions to train on
+    held_out: Annotated[int, Field(ge=0)] = 0
+
+
+class JsonlTask(TextSection):
+    """Questions and answers out of a JSONL or Parquet file; ``contents`` is filled in when a row is resolved."""
+
+    name: Literal["jsonl"]
+    path: Annotated[str, Field(min_length=1)]
+    held_out_path: str = ""  # a file of held-out questions; empty: held_out_share of the others
+    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    train_prompts: Annotated[int, Field(ge=1, le=16_777_216)] | Literal["all"] = "all"  # the first so many
+    held_out: Annotated[int, Field(ge=1, le=65536)] = 256  # at most, the first so many
+    question: str = "question"  # the key (or keys joined by dots) of a row's question, text or chat messages
+    answer: str = "answer"
+    layout: Literal["plain", "gsm8k", "math"] = "plain"  # the final answer: all of it, after ####, in \boxed{}
+    form: Literal["chat", "plain"] = "chat"
+    template: str = "{question}"  # the user's message, or the whole plain prompt
+    stop: list[Annotated[str, Field(min_length=1)]] = []  # texts that end a response
+    verifier: Literal["exact", "numeric", "last-number", "regular-expression", "math-verify", "chrf"] | str = (
+        "last-number"  # or one's own, as package.module:function
+    )
+    pattern: str = ""  # regular-expression: its first group in the last match is the answer
+    tolerance: NonNegative = 0.0  # numeric, last-number: relative
+    contents: Contents = Contents()
+
+    @property
+    def pool_size(self) -> int:
+        """Prompts that training draws from."""
+        return self.contents.train
+
+
 class TabularPolicy(Section):
     """One categorical distribution per prompt with logits of its own, started uniform, in float64."""
 
@@ -180,7 +264,13 @@ class Evaluation(Section):
 class Reward(Section):
     """The scalar that a response earns and its way into the group statistics (maths: rewards)."""
 
-    source: Literal["task"] = "task"
+    source: Literal["task", "model"] = "task"  # model: a sequence-classification model scores prompt and response
+    model: str = ""  # its folder
+    model_digest: str = ""  # of the folder's files, filled in when a row is resolved
+    model_dtype: Literal["float32", "bfloat16"] = "float32"
+    refresh_model: Annotated[int, Field(ge=0)] = 0  # rounds between refreshes on the task's verdicts; 0: never
+    refresh_steps: Annotated[int, Field(ge=1, le=65536)] = 20  # optimiser steps of a refresh
+    refresh_learning_rate: Positive = 1e-5
     components: dict[str, Finite] = {}  # weight per named component; empty: the task's own total
     transform: Literal[
         "identity", "affine", "per-prompt-affine", "power", "clip", "rank", "noise", "constant", "random"
@@ -233,6 +323,7 @@ class Advantage(Section):
     eps: NonNegative = 0.0  # delta, the stabiliser of the divisor
     eps_inside: bool = False  # sqrt(s^2 + eps) instead of s + eps
     advantage_clip: Positive | Off = "off"
+    function: str = ""  # one's own in place of baseline and scale, as package.module:function
 
 
 class Update(Section):
@@ -312,7 +403,10 @@ def _named(default: str) -> Discriminator:
 Task = Annotated[
     Annotated[SelectionTask, Tag("selection")]
     | Annotated[ArithmeticTask, Tag("arithmetic")]
-    | Annotated[TranslationTask, Tag("translation")],
+    | Annotated[TranslationTask, Tag("translation")]
+    | Annotated[AdditionTask, Tag("addition")]
+    | Annotated[ReasoningGymTask, Tag("reasoning-gym")]
+    | Annotated[JsonlTask, Tag("jsonl")],
     _named("selection"),
 ]
 Policy = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -43,6 +43,23 @@ class Task(Protocol):
 
     def exhibit(self, prompt: int, tokens: list[int]) -> dict[str, Any]:
         """Return the prompt and the response in words, as JSON-ready values."""
+        ...
+
+
+@runtime_checkable
+class Refreshed(Protocol):
+    """A task whose scorer learns while a run trains."""
+
+    def refresh(self, round: int) -> None:
+        """Train the scorer on what it has scored since the last call; ``round`` rounds are finished."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that refreshes change, by name."""
+        ...
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``state`` returned."""
         ...
 
 

@@ -25,8 +25,10 @@ class Judge:
         self.of_verifier = components
         self.components = components if self.format is None else (*components, "format")
 
-    def __call__(self, numbers: Sequence[int], responses: Sequence[str], others: Sequence[tuple[Any, ...]]) -> Judged:
-        """Judge responses to the prompts ``numbers``; the verifier gets what of a response it is shown, and ``others``.
+    def __call__(
+        self, numbers: Sequence[int], responses: Sequence[str], others: Sequence[tuple[Any, ...]]
+    ) -> Judged:
+        """Judge responses to the prompts ``numbers``; the verifier gets what it is shown of each, and ``others``.
 
         Calls with the same prompt and the same text are made once.
         """

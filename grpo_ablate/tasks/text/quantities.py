@@ -14,7 +14,14 @@ _WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 _NUMBER = rf"(?:(?:{_WHOLE})(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?"
 _CURRENCY = "[$€£¥]"
 _PERCENT = r"\s{0,2}(?:%|percent\b|per cent\b)"
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
 
 _QUANTITY = re.compile(
     rf"(?P<sign>[-+])?\s?(?P<currency>{_CURRENCY})?\s?(?P<inner>[-+])?"
@@ -34,11 +41,44 @@ _SAYS_SOMETHING = re.compile(r"[^\W\d_²³]|[°$€£¥']")
 _LONGEST_UNIT = 4  # words
 # What follows a number and is no unit: it makes the number a term of a formula, or the text a sentence.
 _NO_UNITS = frozenset(
-    "x y z n i e pi π k b bn mn or and is are was were not than if to but because so then therefore more less "
-    "plus minus times".split()
+    [
+        "x",
+        "y",
+        "z",
+        "n",
+        "i",
+        "e",
+        "pi",
+        "π",
+        "k",
+        "b",
+        "bn",
+        "mn",
+        "plus",
+        "minus",
+        "times",
+        "more",
+        "less",
+        "than",
+        "or",
+        "and",
+        "not",
+        "is",
+        "are",
+        "was",
+        "were",
+        "if",
+        "to",
+        "but",
+        "because",
+        "so",
+        "then",
+        "therefore",
+    ]
 )
 _UNIT_NAMES = {
-    "$": "dollar", "usd": "dollar", "€": "euro", "eur": "euro", "£": "pound", "gbp": "pound", "¥": "yen", "¢": "cent",
+    "$": "dollar", "usd": "dollar", "€": "euro", "eur": "euro", "£": "pound", "gbp": "pound",
+    "¥": "yen", "¢": "cent",
     "°": "degree", "deg": "degree", "km": "kilometer", "kilometre": "kilometer", "m": "meter", "metre": "meter",
     "cm": "centimeter", "centimetre": "centimeter", "mm": "millimeter", "millimetre": "millimeter",
     "mi": "mile", "ft": "foot", "feet": "foot", "in": "inch", "inche": "inch", "yd": "yard",
@@ -60,7 +100,9 @@ _LATEX = (
     (re.compile(r"\\[,!;: ]"), ""),
     (re.compile(r"\\(?:left|right|displaystyle)\b"), ""),
 )
-_CHARACTERS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "－": "-", "⁄": "/", "∕": "/", "％": "%"})
+_CHARACTERS = str.maketrans(
+    {"\u2212": "-", "\u2013": "-", "\ufe63": "-", "\uff0d": "-", "\u2044": "/", "\u2215": "/", "\uff05": "%"}
+)
 _THIN = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")
 
 
@@ -166,11 +208,9 @@ def _word(word: str) -> str:
     """Return the one spelling of a unit's word: no plural, no full stop, no abbreviation."""
     word = word.rstrip(".")
     word = _UNIT_NAMES.get(word, word)
-    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
-        word = word[:-1]
-    elif word in ("lbs", "hrs", "yrs", "kgs", "kms", "mins", "secs"):
-        word = word[:-1]
-    return _UNIT_NAMES.get(word, word)
+    singular = word.removesuffix("s")
+    plural = len(word) > 3 and word != singular and not singular.endswith("s")
+    return _UNIT_NAMES.get(singular, singular) if plural or singular in _UNIT_NAMES else word
 
 
 def _valued(found: re.Match[str], unit: str) -> Quantity | None:
@@ -193,4 +233,6 @@ def _valued(found: re.Match[str], unit: str) -> Quantity | None:
 
 def _fraction(text: str) -> Fraction:
     whole = text.replace(",", "")
-    return Fraction(f"0{whole}" if whole.startswith(".") else whole.replace(".e", "e").replace(".E", "E").rstrip("."))
+    return Fraction(
+        f"0{whole}" if whole.startswith(".") else whole.replace(".e", "e").replace(".E", "E").rstrip(".")
+    )

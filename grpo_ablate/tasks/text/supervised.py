@@ -1,4 +1,4 @@
-"""Calls under a time limit. No signal stops a thread or C code, so they are made in processes that can be killed."""
+"""Calls under a time limit: no signal stops a thread or C code, so they are made in processes to be killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from typing import Any
 from grpo_ablate.errors import UserError
 
 START = 300.0  # seconds that a process may take to import what it needs
-PROGRAM = "import sys; sys.path[:] = {path!r}; from grpo_ablate.tasks.text.worker import serve; serve({descriptor})"
+PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from grpo_ablate.tasks.text.worker import serve; serve({descriptor})"
+)
 MOST_WORKERS = 8
 FEW = 16  # calls for which no further process is started
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from grpo_ablate.dotted import load
@@ -67,7 +67,7 @@ def latex(response: str, answer: str, options: Options) -> Verdict:
     from math_verify import verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # that its own limits, which need signals, are off
-    wanted = _formulas(answer)
+    wanted = _wanted(answer)
     if not wanted:
         raise NoVerdictError(f"math-verify cannot read the right answer '{answer[:80]}'")
     said = _formulas(response)
@@ -128,7 +128,7 @@ class Own:
     def __call__(self, response: str, answer: str, row: Row) -> Verdict:
         """Return the verdict on a response; NoVerdictError where the function returned no number."""
         score = as_number(load(self.path)(response, answer, dict(row)))
-        return Verdict({"score": score, "accuracy": float(score == 1)})
+        return Verdict({"score": score, "accuracy": float(score == 1)}, " ".join(response.split()))
 
 
 def as_number(value: Any) -> float:
@@ -159,7 +159,6 @@ def _compared(said: Quantity | None, answer: str, options: Options) -> Verdict:
     return _binary(said is not None and same(wanted, said, options.tolerance), None if said is None else str(said))
 
 
-@cache
 def _formulas(text: str) -> list[Any]:
     """Return what math-verify reads in a text: formulas, and their texts."""
     from math_verify import parse
@@ -168,3 +167,6 @@ def _formulas(text: str) -> list[Any]:
     if not found and len(text) <= SHORT:
         found = parse(f"\\boxed{{{text}}}", parsing_timeout=None)
     return found
+
+
+_wanted = lru_cache(maxsize=4096)(_formulas)  # a right answer is read once for all responses of its group

@@ -1,4 +1,4 @@
-"""The process that verifiers run in: it calls one function again and again, and is killed where a call does not end."""
+"""The process that verifiers run in: it calls one function again and again until it is killed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ def _answer(connection: Connection, function: Any, arguments: tuple[Any, ...], *
         found = function(*arguments)
         connection.send((True, found if send else None))
         return found
-    except (EOFError, OSError) as error:
-        if connection.closed:
-            raise
-        connection.send((False, _said(error)))
-    except BaseException as error:  # what a user's function raises, sys.exit included
+    except BaseException as error:  # whatever a user's function raises, sys.exit included
         connection.send((False, _said(error)))
     return None
 

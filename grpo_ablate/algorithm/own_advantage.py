@@ -1,0 +1,30 @@
+"""An advantage function of the user's own, named by dotted path, in place of baseline and scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo_ablate.dotted import load
+from grpo_ablate.errors import UserError
+
+
+def own_advantages(values: Tensor, member: Tensor, path: str) -> Tensor:
+    """Return what ``function(rewards, present)`` makes of each member's groups, float64 [M, B, K].
+
+    ``values`` float64 and ``member`` bool, both [M, B, K]. The function gets one member's rewards float64 [B, K],
+    NaN where there is none, and which there are, bool [B, K]; what it returns there is the advantage. Members
+    never meet in it. Raises UserError where it returns anything but a tensor of that shape.
+    """
+    function = load(path)
+    parts = []
+    for rewards, present in zip(torch.where(member, values, torch.nan), member, strict=True):
+        found = function(rewards, present.clone())
+        if not isinstance(found, Tensor) or found.shape != rewards.shape:
+            shape = f"the shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise UserError(
+                f"advantage.function: '{path}' returned {shape}, expected a tensor of the rewards' shape "
+                f"{list(rewards.shape)}."
+            )
+        parts.append(found.detach().to(values))
+    return torch.stack(parts)
