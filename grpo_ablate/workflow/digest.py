@@ -11,6 +11,7 @@ the properties that the reached code reads from them.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,7 +21,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from grpo_ablate.dotted import load
+from grpo_ablate.errors import UserError
 from grpo_ablate.spec.schema import Spec
+from grpo_ablate.spec.text_tasks import own_functions
 from grpo_ablate.spec.warmstart import Start, start_of, training_spec
 from grpo_ablate.workflow.sources import EFFECTS, Definition, Module, Reference, Sources, Target
 
@@ -43,12 +47,40 @@ Select = Callable[[Iterable[str]], set[str] | None]  # keys of a registry -> key
 def row_digest(spec: Spec, sources: Sources | None = None) -> str:
     """Digest of the training code that a row with this (effective) spec runs: 16 hexadecimal digits.
 
-    The code of its warm start, where it has one, belongs to it. ``sources`` is the package to read; default:
-    this one.
+    The code of its warm start, where it has one, belongs to it, and that of the user's own functions. ``sources``
+    is the package to read; default: this one. Raises UserError where a function of the user's is not found.
     """
     own = _digest_of_choices(TRAINING, tuple(sorted(_choices(spec).items())), sources or package_sources())
+    parts = [own, *(function_digest(path) for path in own_functions(spec))]
     start = start_of(spec, 0, 0)
-    return own if start is None else _sha(f"{own}\n{start_digest(start, sources)}")
+    if start is not None:
+        parts.append(start_digest(start, sources))
+    return own if len(parts) == 1 else _sha("\n".join(parts))
+
+
+def function_digest(path: str) -> str:
+    """Digest of the user's function ``package.module:function`` and of what it reaches in its package or file.
+
+    Code that is not read as source, as a compiled module, counts by its file. Raises UserError where the function
+    cannot be imported, or its module has no file.
+    """
+    function = load(path)
+    name, _, attribute = path.partition(":")
+    file = sys.modules[name].__file__
+    if file is None:
+        raise UserError(f"'{path}': its module has no file, so that a change of its code could not be seen.")
+    package = name.partition(".")[0]
+    top = sys.modules[package].__file__
+    if not file.endswith(".py") or top is None:
+        return _sha(f"{path}\n{hashlib.sha256(Path(file).read_bytes()).hexdigest()}")
+    folder = Path(top).parent if Path(top).name == "__init__.py" else Path(top)
+    sources = Sources(folder, package)
+    defined = getattr(function, "__module__", name), getattr(function, "__qualname__", attribute)
+    for module, root in ((name, attribute), defined):
+        found = sources.module(module)
+        if found is not None and root in found.definitions:
+            return digest(sources, (f"{module}.{root}",), excluded=(), schema="")
+    return _sha(f"{path}\n{hashlib.sha256(Path(file).read_bytes()).hexdigest()}")
 
 
 def start_digest(start: Start, sources: Sources | None = None) -> str:

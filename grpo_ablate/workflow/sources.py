@@ -66,7 +66,7 @@ class Module:
 
 
 class Sources:
-    """The source files of one package, parsed once each."""
+    """The source files of one package, or of a module that is one file, parsed once each."""
 
     def __init__(self, folder: Path, package: str) -> None:
         self.folder = folder
@@ -83,6 +83,8 @@ class Sources:
         first, *rest = name.split(".")
         if first != self.package:
             return None
+        if self.folder.is_file():
+            return None if rest else _module(name, "", self.folder)
         path = self.folder.joinpath(*rest)
         if (path / "__init__.py").is_file():
             return _module(name, name, path / "__init__.py")

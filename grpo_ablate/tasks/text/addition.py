@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from grpo_ablate.spec.schema import AdditionTask
 from grpo_ablate.tasks.pools import BATCH, Pool, numbers, pool_of
 from grpo_ablate.tasks.text.judging import Judge
 from grpo_ablate.tasks.text.prompting import chat, plain
-from grpo_ablate.tasks.text.protocol import Judged, Prompt, Verdict
+from grpo_ablate.tasks.text.protocol import Judged, Prompt
 from grpo_ablate.tasks.text.verifiers import Options, last_of_all, numeric
 
 WORKED = "6 + 3 = 9\n14 + 5 = 19\n8 + 9 = 17\n27 + 31 = 58\n"
@@ -47,7 +48,10 @@ class Addition:
             for kind in sorted(set(kinds))
         }
         self.judge_all = Judge(
-            last_number_is if in_chat else number_is, ("accuracy",), settings.format, settings.time_limit
+            partial(last_of_all if in_chat else numeric, options=Options()),
+            ("accuracy",),
+            settings.format,
+            settings.time_limit,
         )
         self.components = self.judge_all.components
 
@@ -65,16 +69,6 @@ class Addition:
     def exhibit(self, number: int) -> dict[str, Any]:
         """Return the right sum."""
         return {"answer": str(sum(self.sums[number]))}
-
-
-def number_is(response: str, answer: str) -> Verdict:
-    """Right where the response is the sum."""
-    return numeric(response, answer, Options())
-
-
-def last_number_is(response: str, answer: str) -> Verdict:
-    """Right where the last number in the response is the sum."""
-    return last_of_all(response, answer, Options())
 
 
 def sums(digits: list[list[int]], pool: Pool, count: int) -> list[Sum]:
