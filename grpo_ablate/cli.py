@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", metavar="A-B", help="the seeds to train (default: all of the experiment's)")
     sub.add_argument("--stop-with-parent", action="store_true", help="stop at a checkpoint when the caller dies")
     sub.add_argument("--stream", metavar="URI", help="log to this MLflow server while training")
+    sub.add_argument("--gpus", type=int, metavar="N", help="lease N free GPUs (default: as the row's testbed says)")
     sub.add_argument("--dump-round", type=int, metavar="K", help="write round K as a batch for `explain`")
     sub.add_argument("--dump", type=Path, metavar="FILE", help="where to (default: round-K.json)")
     _results(sub)

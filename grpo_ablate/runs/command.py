@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.parallel.group import Group, joined
+from grpo_ablate.runs.devices import leased
 from grpo_ablate.runs.start_files import Begin, found_start
+from grpo_ablate.runs.stopping import StopRequest
 from grpo_ablate.spec.cells import Cell, row_cells
 from grpo_ablate.spec.identity import canonical_json, from_canonical, parse_spec, spec_hash
 from grpo_ablate.spec.resolve import find_row
@@ -33,33 +37,122 @@ def train_command(arguments: argparse.Namespace) -> int:
         raise UserError("--dump-round: writes a batch and no run; leave out --stream.")
     if arguments.dump_round is not None and len(cells) > 1:
         raise UserError("--dump-round: name one block of seeds with --seeds A-B.")
-    if arguments.row is not None and arguments.dump_round is None:  # the workflow records it at its start
-        from grpo_ablate.analysis.planned import record_plan
+    with joined() as group:
+        if group.count > 1:
+            return _train_shares(arguments, cells, group)
+        if arguments.row is not None and arguments.dump_round is None:  # the workflow records it at its start
+            from grpo_ablate.analysis.planned import record_plan
 
-        record_plan(find_row(arguments.row)[0], arguments.results)
-    if arguments.row is not None:  # a row's first run trains what it begins from
-        for start in starts(cells):
-            if found_start(arguments.results, start) is None:
-                _train_start(arguments, start)
+            record_plan(find_row(arguments.row)[0], arguments.results)
+        with leased(_gpus(arguments), StopRequest(arguments.stop_with_parent).pending) as devices:
+            if len(devices) > 1:
+                return _launch(arguments, cells, len(devices))
+            if arguments.row is not None:  # a row's first run trains what it begins from
+                for start in starts(cells):
+                    if found_start(arguments.results, start) is None:
+                        _train_start(arguments, start)
+            for cell in cells:
+                _train_cell(arguments, cell)
+    return 0
+
+
+def _gpus(arguments: argparse.Namespace) -> int:
+    """Return how many GPUs to lease: as stated, else as the row's testbed says. A batch is dumped with one."""
+    if arguments.gpus is not None:
+        if arguments.gpus < 0:
+            raise UserError(f"--gpus {arguments.gpus}: expected a number of GPUs, 0 for none.")
+        wanted = int(arguments.gpus)
+    else:
+        wanted = 0 if arguments.row is None else find_row(arguments.row)[0].testbed.gpus
+    return wanted if arguments.dump_round is None else min(1, wanted)
+
+
+def _train_cell(arguments: argparse.Namespace, cell: Cell) -> None:
+    """Train a block of seeds in this process."""
     from grpo_ablate.runs.train import train
 
+    spec = from_canonical(cell.spec_json)
+    begin = _begin(arguments, cell, spec)
+    folder, scratch = _folders(arguments, cell)
+    metered = nullcontext() if arguments.dump_round is not None else _metered(arguments, cell, spec, Group())
+    with metered, _stream(arguments, cell, spec) as listener:
+        train(
+            spec,
+            range(cell.first_seed, cell.last_seed + 1),
+            folder,
+            scratch,
+            testbed=cell.testbed,
+            begin=begin,
+            stop_with_parent=arguments.stop_with_parent,
+            dump_round=arguments.dump_round,
+            dump_path=arguments.dump,
+            on_evaluation=listener,
+        )
+
+
+def _launch(arguments: argparse.Namespace, cells: list[Cell], count: int) -> int:
+    """Train the blocks of seeds one after the other, each by ``count`` processes; return the exit code."""
+    from grpo_ablate.parallel.launch import launch
+
     for cell in cells:
+        _refuse_shares(cell)
+        options = [] if arguments.stream is None else ["--stream", arguments.stream]
+        code = launch(
+            count,
+            [
+                "train", "--cell", cell.spec_json, "--testbed", cell.testbed,
+                "--seeds", f"{cell.first_seed}-{cell.last_seed}", "--results", str(arguments.results),
+                "--stop-with-parent", *options,
+            ],
+        )  # fmt: skip
+        if code:
+            return code
+    return 0
+
+
+def _train_shares(arguments: argparse.Namespace, cells: list[Cell], group: Group) -> int:
+    """Train the blocks of seeds as one process of a group; return the exit code."""
+    from grpo_ablate.parallel.session import train_together
+
+    if arguments.dump_round is not None:
+        raise UserError("--dump-round: follows a run in one process; start it without torchrun.")
+    for cell in cells:
+        _refuse_shares(cell)
         spec = from_canonical(cell.spec_json)
-        begin = _begin(arguments, cell, spec)
-        with _stream(arguments, cell, spec) as listener:
-            train(
+        stream = _stream(arguments, cell, spec) if group.first else nullcontext()
+        with leased(0), _metered(arguments, cell, spec, group), stream as listener:
+            train_together(
+                group,
                 spec,
                 range(cell.first_seed, cell.last_seed + 1),
-                arguments.results / cell.folder,
-                arguments.results / cell.folder.replace("runs/", "scratch/", 1),
+                *_folders(arguments, cell),
                 testbed=cell.testbed,
-                begin=begin,
                 stop_with_parent=arguments.stop_with_parent,
-                dump_round=arguments.dump_round,
-                dump_path=arguments.dump,
                 on_evaluation=listener,
             )
     return 0
+
+
+def _metered(arguments: argparse.Namespace, cell: Cell, spec: Spec, group: Group) -> AbstractContextManager[None]:
+    """Note what the devices of a run cost."""
+    from grpo_ablate.runs.metering import metered
+    from grpo_ablate.workflow.digest import row_digest
+
+    return metered(*_folders(arguments, cell), row_digest(spec), group)
+
+
+def _refuse_shares(cell: Cell) -> None:
+    """Raise UserError where a run cannot be divided over processes."""
+    policy = from_canonical(cell.spec_json).policy.name
+    if policy != "huggingface":
+        raise UserError(
+            f"policy.name is {policy}, but only a pretrained model (huggingface) is trained by several processes."
+        )
+
+
+def _folders(arguments: argparse.Namespace, cell: Cell) -> tuple[Path, Path]:
+    """Return where the record of a block of seeds goes, and its scratch folder."""
+    return arguments.results / cell.folder, arguments.results / cell.folder.replace("runs/", "scratch/", 1)
 
 
 def warmstart_command(arguments: argparse.Namespace) -> int:

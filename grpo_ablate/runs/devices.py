@@ -112,6 +112,13 @@ def leased(count: int, stop: Callable[[], str | None] = lambda: None) -> Iterato
             os.close(handle)
 
 
+def held() -> tuple[Device, ...]:
+    """Return the devices that this process has leased, or that the one which started it has leased for it."""
+    names = [Path(path).name for path in os.environ.get(HELD, "").split(os.pathsep) if path]
+    known = {_path(device, Path()).name: device for device in installed()} if names else {}
+    return tuple(known.get(name, Device(name, name, name, 0)) for name in names)
+
+
 def _too_few(count: int, setting: str | None) -> str:
     if count == 0 and setting is None:
         return "no GPU was found here (nvidia-smi names none); `grpo-ablate doctor` says what this machine has."

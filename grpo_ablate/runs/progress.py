@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TextIO
@@ -11,7 +12,7 @@ TERMINAL, PLAIN = 0.2, 15.0  # seconds between two reports
 
 
 class Progress:
-    """Reports of one run; nothing at all for a run of less than a second."""
+    """Reports of one run, by the first of its processes; nothing at all for a run of less than a second."""
 
     def __init__(
         self, name: str, rounds: int, stream: TextIO | None = None, *, unit: str = "round", measure: str = "reward"
@@ -24,6 +25,7 @@ class Progress:
         self.first_round: int | None = None
         self.reward: float | None = None
         self.shown = False
+        self.silent = os.environ.get("RANK", "0") != "0"
 
     def round(self, number: int, reward: float | None) -> None:
         """Note a finished round (or other ``unit``) and, where one was taken, the latest ``measure``."""
@@ -32,7 +34,7 @@ class Progress:
         if reward is not None:
             self.reward = reward
         now = time.monotonic()
-        if now - self.last < (TERMINAL if self.moving else PLAIN):
+        if self.silent or now - self.last < (TERMINAL if self.moving else PLAIN):
             return
         self.last, self.shown = now, True
         seconds = now - self.began

@@ -1,0 +1,1 @@
+"""Data-parallel training: several processes, started by torchrun, train one run together."""

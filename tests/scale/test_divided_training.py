@@ -1,0 +1,96 @@
+"""Two processes that share a run's groups compute the gradients and metrics of one, whatever the shares are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shares import SHARES, cases, trained
+from torch import Tensor
+
+from grpo_ablate.parallel.policy import merged
+
+CASES = cases()
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], dict[str, Any]]]:
+    """What each of two processes found, for every case and share."""
+    folder = tmp_path_factory.mktemp("divided")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = Path(__file__).with_name("shares.py")
+    done = subprocess.run([*command, str(script), str(folder)], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Any]]:
+    """What one process computes with nothing of this in between."""
+    return {name: trained(*case) for name, case in CASES.items()}
+
+
+def assert_close(first: Tensor, second: Tensor, what: str, tolerance: float = 1e-6) -> None:
+    assert first.dtype == second.dtype and first.shape == second.shape, what
+    first, second = first.double(), second.double()
+    assert torch.equal(first.isnan(), second.isnan()), what
+    gap = (first.nan_to_num() - second.nan_to_num()).abs()
+    bound = tolerance * second.nan_to_num().abs().clamp(min=1.0)
+    assert bool((gap <= bound).all()), f"{what}: {gap.max().item():.2e}"
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_compute_what_one_does(divided, alone, name: str, share: str) -> None:
+    expected = alone[name]
+    for rank in range(2):
+        found = divided[rank][name, share]
+        assert found["columns"].keys() == expected["columns"].keys()
+        for column, values in expected["columns"].items():
+            assert_close(found["columns"][column], values, column)
+        for part in ("parameters", "state"):
+            assert found[part].keys() == expected[part].keys()
+            for key, values in expected[part].items():
+                assert_close(found[part][key], values, f"{part} {key}")
+        assert len(found["gradients"]) == len(expected["gradients"]) > 0
+        for step, (ours, theirs) in enumerate(zip(found["gradients"], expected["gradients"], strict=True)):
+            assert_close(ours, theirs, f"gradient of step {step}")
+        assert len(found["batches"]) == len(expected["batches"])
+        for round, (ours, theirs) in enumerate(zip(found["batches"], expected["batches"], strict=True)):
+            assert ours.keys() == theirs.keys()
+            present = theirs["present"]
+            for key, values in theirs.items():
+                wide = values.dim() > 2 and values.shape[:3] == present.shape
+                hidden = ~present.reshape(*present.shape, *(1 for _ in values.shape[3:])) if wide else None
+                one, other = ours[key], values
+                if hidden is not None:  # what is not present may hold anything
+                    one, other = one.masked_fill(hidden, 0), other.masked_fill(hidden, 0)
+                assert_close(one, other, f"round {round}: {key}")
+
+
+def test_both_processes_hold_the_same_bits(divided) -> None:
+    for case, found in divided[0].items():
+        other = divided[1][case]
+        for part in ("parameters", "state", "columns"):
+            for key, values in found[part].items():
+                assert torch.equal(values.nan_to_num(), other[part][key].nan_to_num()), (case, part, key)
+        assert all(map(torch.equal, found["gradients"], other["gradients"])), case
+
+
+def test_the_cases_really_learn(alone) -> None:
+    """An equality of zeros would prove nothing."""
+    for name, found in alone.items():
+        assert max(float(gradient.abs().max()) for gradient in found["gradients"]) > 1e-4, name
+        assert found["columns"]["train/gradient_norm"].nan_to_num().max() > 1e-4, name
+
+
+def test_parts_of_different_widths_are_put_together_slot_by_slot() -> None:
+    first = torch.tensor([[True, False, True]]), {"x": torch.arange(6.0).reshape(1, 3, 2), "y": torch.ones(1, 3)}
+    second = torch.tensor([[False, True, False]]), {"x": torch.full((1, 3, 3), 9.0), "y": torch.zeros(1, 3)}
+    found = merged([first, None, second])
+    assert found["x"].tolist() == [[[0, 1, 0], [9, 9, 9], [4, 5, 0]]]
+    assert found["y"].tolist() == [[1, 0, 1]]
