@@ -56,7 +56,7 @@ def after_hashes(text: str) -> str | None:
     '7'
     """
     _, mark, rest = text.rpartition("####")
-    return rest.strip().partition("\n")[0].strip() or None if mark else None
+    return rest.partition("\n")[0].strip() or None if mark else None
 
 
 def tagged_answer(text: str) -> str | None:

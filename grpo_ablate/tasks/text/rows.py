@@ -53,11 +53,14 @@ def questions(settings: JsonlTask) -> Questions:
     paths = [Path(path).expanduser() for path in (settings.path, settings.held_out_path) if path]
     for path in paths:
         _check(path)
-    return _questions(settings, tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+    return _questions(
+        settings.model_dump_json(), tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+    )
 
 
 @cache  # every row of a grid reads the same files
-def _questions(settings: JsonlTask, files: tuple[tuple[Path, int, int], ...]) -> Questions:
+def _questions(stated: str, files: tuple[tuple[Path, int, int], ...]) -> Questions:
+    settings = JsonlTask.model_validate_json(stated)
     contents = [_bytes(path) for path, _, _ in files]
     found = [_read(path, content, settings) for (path, _, _), content in zip(files, contents, strict=True)]
     if settings.held_out_path:
@@ -67,9 +70,13 @@ def _questions(settings: JsonlTask, files: tuple[tuple[Path, int, int], ...]) ->
         train = [question for question in found[0] if _place(question) >= settings.held_out_share]
     measured = {question.key for question in held_out}
     train = [question for question in train if question.key not in measured]
-    if not train or not held_out:
-        missing = "to train on: all of them are held out" if not train else "for task.held_out_share to hold out"
-        raise UserError(f"{files[0][0]}: of its {len(found[0])} questions none is left {missing}.")
+    if not train:
+        raise UserError(f"{files[0][0]}: all of its {len(found[0])} questions are held out, so that none trains.")
+    if not held_out:
+        raise UserError(
+            f"{files[0][0]}: task.held_out_share {settings.held_out_share} holds out none of its {len(found[0])} "
+            "questions: raise it, or name a file in task.held_out_path."
+        )
     wanted = None if settings.train_prompts == "all" else settings.train_prompts
     if wanted is not None and wanted > len(train):
         raise UserError(
@@ -153,7 +160,8 @@ def _question(row: dict[str, Any], where: str, settings: JsonlTask) -> Question:
         raise UserError(f"{where}: the answer has no {mark}, which task.layout {settings.layout} reads.")
     if settings.verifier in NUMERIC and quantity(answer) is None:
         raise UserError(
-            f"{where}: the answer '{answer[:80]}' is no number, but task.verifier is {settings.verifier}."
+            f"{where}: the answer '{' '.join(answer.split())[:80]}' is no number, but task.verifier is "
+            f"{settings.verifier}."
         )
     return Question(asked, answer, row)
 
@@ -164,9 +172,8 @@ def _at(row: dict[str, Any], key: str, where: str, setting: str) -> Any:
     for part in [key] if key in row else key.split("."):
         if not isinstance(value, dict) or part not in value:
             known = value if isinstance(value, dict) else row
-            raise UserError(
-                f"{where}: has no key '{key}' ({setting}); {nearest(part, known) if known else 'none.'}"
-            )
+            offer = nearest(part, known) if known else "the row is empty."
+            raise UserError(f"{where}: has no key '{key}' ({setting}); {offer}")
         value = value[part]
     return value
 

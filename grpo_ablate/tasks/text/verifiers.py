@@ -160,13 +160,29 @@ def _compared(said: Quantity | None, answer: str, options: Options) -> Verdict:
 
 
 def _formulas(text: str) -> list[Any]:
-    """Return what math-verify reads in a text: formulas, and their texts."""
+    """Return what math-verify reads in a response: formulas, and their texts."""
+    found: list[Any] = _alone(text) if _is_alone(text) else _marked(text)
+    return found or _alone(text)
+
+
+def _is_alone(text: str) -> bool:
+    """Whether a text has neither marks of a formula nor words: it is a formula itself."""
+    without_commands = re.sub(r"\\[A-Za-z]+", "", text)
+    return re.search(r"\$|\\\(|\\\[|\\boxed", text) is None and re.search(r"[^\W\d_]{2}", without_commands) is None
+
+
+def _marked(text: str) -> list[Any]:
     from math_verify import parse
 
     found: list[Any] = parse(text, parsing_timeout=None)
-    if not found and len(text) <= SHORT:
-        found = parse(f"\\boxed{{{text}}}", parsing_timeout=None)
     return found
 
 
-_wanted = lru_cache(maxsize=4096)(_formulas)  # a right answer is read once for all responses of its group
+def _alone(text: str) -> list[Any]:
+    """Return the formula that a whole text is, where it is short enough to be one."""
+    return _marked(f"\\boxed{{{text}}}") if len(text) <= SHORT else []
+
+
+@lru_cache(maxsize=4096)  # once for all responses of a group
+def _wanted(answer: str) -> list[Any]:
+    return _alone(answer) or _marked(answer)
