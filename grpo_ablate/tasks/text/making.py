@@ -33,7 +33,8 @@ def jsonl(settings: JsonlTask, policy: HuggingFacePolicy) -> Tokenized:
 
 
 def _tokenized(task: TextTask, policy: HuggingFacePolicy) -> Tokenized:
-    from grpo_ablate.policies.huggingface.loading import load_tokenizer
+    from grpo_ablate.policies.huggingface.loading import end_tokens, load_tokenizer
     from grpo_ablate.tasks.text.tokenized import Tokenized
 
-    return Tokenized(task, load_tokenizer(policy))
+    tokenizer = load_tokenizer(policy)
+    return Tokenized(task, tokenizer, end_tokens(policy, tokenizer))

@@ -47,7 +47,10 @@ class RewardModel:
 
     def __init__(self, settings: Reward, device: torch.device):
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
         self.settings, self.device = settings, device
         folder = Path(settings.model).expanduser()
         if settings.model_digest not in ("", fingerprint(folder)):
@@ -55,14 +58,20 @@ class RewardModel:
         try:
             config = without_dropout(AutoConfig.from_pretrained(folder))
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-            self.model: Any = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, dtype=DTYPES[settings.model_dtype]
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                folder, config=config, dtype=DTYPES[settings.model_dtype], output_loading_info=True
             )
         except Exception as error:  # transformers and tokenizers raise what they please
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"reward.model: no sequence-classification model can be loaded from {folder}: {said[:300]}"
             ) from None
+        self.model, told = loaded
+        if told["missing_keys"]:  # transformers draws them at random
+            raise UserError(
+                f"reward.model: the weights in {folder} lack {sorted(told['missing_keys'])[0]}: it is no "
+                "sequence-classification model."
+            )
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         if self.tokenizer.pad_token_id is None:
@@ -107,9 +116,10 @@ class RewardModel:
     def refresh(self, rows: list[list[int]], right: Tensor, batches: Tensor) -> None:
         """Take a step of AdamW on the cross-entropy for each of ``batches`` int64 [steps, n], places in ``rows``.
 
-        ``right`` float64 [N]: the model is to give such a response this probability of being right.
+        ``right`` float64 [N]: the probability of being right that the model is to give a response.
         """
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.settings.refresh_learning_rate)
+        rate = self.settings.refresh_learning_rate
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=0.0)
         for batch in batches.tolist():
             scores = self.scores([rows[place] for place in batch])
             targets = right[batch].to(scores.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import weakref
@@ -16,7 +17,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.tasks.text.worker import BY_THE_CLOCK, CLOCK, COMPUTING
 
+GRACE = 10.0  # seconds by which a process may be late to end itself
 START = 300.0  # seconds that a process may take to import what it needs
 PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from grpo_ablate.tasks.text.worker import serve; serve({descriptor})"
@@ -45,7 +48,7 @@ class Worker:
         """Return what the function makes of the arguments. Raises UserError where it cannot be had at all."""
         if self.process is None:
             self.start()
-        return self._answered(arguments, self.seconds)
+        return self._answered(arguments, BY_THE_CLOCK * self.seconds + GRACE)
 
     def start(self) -> None:
         """Start the process and wait until it has imported what the function needs."""
@@ -64,31 +67,40 @@ class Worker:
         assert self.connection is not None
         try:
             self.connection.send(message)
-            if not self.connection.poll(seconds):
-                self.stop()
-                return Outcome(reason=f"took longer than {seconds:g} s")
-            sound, value = self.connection.recv()
+            if self.connection.poll(seconds):
+                sound, value = self.connection.recv()
+                return Outcome(value) if sound else Outcome(reason=value)
         except (EOFError, OSError):
-            return Outcome(reason=f"ended its process ({self.stop()})")
-        return Outcome(value) if sound else Outcome(reason=value)
+            pass
+        return Outcome(reason=self._ending(self.stop()))
 
-    def stop(self) -> str:
-        """Kill the process, if there is one; return how it ended."""
+    def _ending(self, code: int | None) -> str:
+        """Return how a process with this exit code ended a call."""
+        if code == -COMPUTING:
+            return f"took longer than {self.seconds:g} s"
+        if code in (-CLOCK, -signal.SIGKILL, None):
+            return f"took longer than {BY_THE_CLOCK * self.seconds:g} s by the clock"
+        return f"ended its process ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+
+    def stop(self) -> int | None:
+        """End the process, if there is one; return its exit code, or minus the signal that ended it."""
         process, self.process = self.process, None
         if self.connection is not None:
             self.connection.close()
         if process is None:
-            return "it was not running"
+            return None
         try:
-            code = process.wait(0.2)  # of a process that ended by itself
+            return process.wait(0.2)  # of a process that ended by itself
         except subprocess.TimeoutExpired:
             process.kill()
-            code = process.wait()
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+            return process.wait()
 
 
 class Supervised:
-    """A picklable function, called in up to eight processes of its own, each call under a limit of ``seconds``."""
+    """A picklable function, called in up to eight processes, each call under a limit of ``seconds`` of computing.
+
+    And of ten times as many by the clock, which a call that waits will meet.
+    """
 
     def __init__(self, function: Callable[..., Any], seconds: float, workers: int | None = None):
         self.workers = [Worker(pickle.dumps(function), seconds) for _ in range(workers or processors())]

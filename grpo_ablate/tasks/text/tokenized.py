@@ -18,8 +18,8 @@ NO_ANSWER = -1
 class Tokenized:
     """The prompts of a text task as tokens, and scores of responses that are decoded.
 
-    ``tokenizer`` is one of transformers; ``ends`` are the tokens that end a response (its own end token by
-    default: a model may have several). A response's text goes up to the first of the task's stop texts; an end
+    ``tokenizer`` is one of transformers; ``ends`` are the tokens that end a response, which the model may have
+    several of (default: that of the tokenizer). A response goes up to the first of the task's stop texts; an end
     token is no part of it. ``faults`` collects the responses on which the verifier gave no verdict.
     """
 
@@ -27,11 +27,10 @@ class Tokenized:
         self.text, self.tokenizer = text, tokenizer
         self.prompt_count, self.held_out_count = text.prompt_count, text.held_out_count
         self.stop = text.stop
-        if ends is None and tokenizer.eos_token_id is None:
-            raise UserError("policy.model: its tokenizer has no end token, so that no response could end.")
-        self.ends = (int(tokenizer.eos_token_id),) if ends is None else ends
-        self.end = self.ends[0]
-        self.pad = self.end if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        own = tokenizer.eos_token_id
+        self.ends = ends if ends is not None else () if own is None else (int(own),)
+        self.end = int(own) if own is not None else self.ends[0] if self.ends else None
+        self.pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end or 0)
         self.groups = {name: torch.tensor(members) for name, members in text.groups.items()}
         self.faults: list[Fault] = []
         self._encoded: dict[int, list[int]] = {}

@@ -1,15 +1,20 @@
-"""The process that verifiers run in: it calls one function again and again until it is killed."""
+"""The process that verifiers run in: it calls one function again and again until the system kills it.
+
+The limit of a call is one of computing time, so that a busy machine fails no verdict; a call that waits, for a
+network or for ever, meets the clock. Both timers end the process by the system's own hand, in whatever code it is,
+and whether or not its parent still lives.
+"""
 
 from __future__ import annotations
 
-import math
 import pickle
 import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-GRACE = 5  # seconds after which a call ends this process by itself, should nobody be left to kill it
+BY_THE_CLOCK = 10  # times the limit of computing
+COMPUTING, CLOCK = signal.SIGPROF, signal.SIGALRM  # what ends a process that reaches a limit
 
 
 def serve(descriptor: int) -> None:
@@ -18,19 +23,26 @@ def serve(descriptor: int) -> None:
     Every answer is a pair: whether all went well, and what was returned, or why nothing was.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts the whole group; the parent decides
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the system ends the process, whatever code it is in
+    signal.signal(COMPUTING, signal.SIG_DFL)
+    signal.signal(CLOCK, signal.SIG_DFL)
     connection = Connection(descriptor)
     try:
         content, seconds = connection.recv()
         function = _answer(connection, _prepared, (content,), send=False)
         while function is not None:
             arguments = connection.recv()
-            signal.alarm(math.ceil(seconds) + GRACE)
+            _limit(seconds)
             _answer(connection, function, arguments)
-            signal.alarm(0)
+            _limit(0)
     except (EOFError, OSError):
         pass  # the parent has ended
     sys.exit(0)
+
+
+def _limit(seconds: float) -> None:
+    """Start both timers, or stop them (0)."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, BY_THE_CLOCK * seconds)
 
 
 def _prepared(content: bytes) -> Any:
