@@ -70,13 +70,9 @@ def function_digest(path: str) -> str:
     if file is None:
         raise UserError(f"'{path}': its module has no file, so that a change of its code could not be seen.")
     package = name.partition(".")[0]
-    top = sys.modules[package].__file__
-    if not file.endswith(".py") or top is None:
-        return _sha(f"{path}\n{hashlib.sha256(Path(file).read_bytes()).hexdigest()}")
-    folder = Path(top).parent if Path(top).name == "__init__.py" else Path(top)
-    sources = Sources(folder, package)
+    sources = Sources(Path(next(iter(getattr(sys.modules[package], "__path__", [file])))), package)
     defined = getattr(function, "__module__", name), getattr(function, "__qualname__", attribute)
-    for module, root in ((name, attribute), defined):
+    for module, root in ((name, attribute), defined) if file.endswith(".py") else ():
         found = sources.module(module)
         if found is not None and root in found.definitions:
             return digest(sources, (f"{module}.{root}",), excluded=(), schema="")

@@ -38,9 +38,9 @@ def values(*members: list[list[float]]) -> torch.Tensor:
     return torch.tensor(members, dtype=torch.float64)
 
 
-def test_the_worked_example_of_the_readme_is_what_its_formula_says(own: Own) -> None:
+def test_the_worked_example_is_what_its_formula_says() -> None:
     """A_i = r_i minus the median of the group, by hand."""
-    settings = own("return rewards - rewards.nanmedian(-1, keepdim=True).values")
+    settings = Advantage(function="examples.own_functions:against_the_median")
     rewards = values([[0.0, 1.0, 5.0], [2.0, 2.0, 8.0]])
     expected = values([[-1.0, 0.0, 4.0], [0.0, 0.0, 6.0]])
     assert torch.equal(normalise(rewards, rewards >= 0, settings), expected)

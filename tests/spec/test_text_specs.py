@@ -291,15 +291,17 @@ def test_the_source_of_an_own_function_is_part_of_the_training_digest(write: Wri
         assert row_digest(base) == plain
 
 
-def test_the_source_of_an_own_function_is_followed_through_its_package() -> None:
-    Path("own_package").mkdir()
-    Path("own_package/__init__.py").write_text("")
-    Path("own_package/rewards.py").write_text(
-        "from own_package.parts import part\n\ndef judge(r, a, row):\n    return part(r)\n"
-    )
-    Path("own_package/parts.py").write_text("def part(r):\n    return 1\n\ndef unused():\n    return 2\n")
-    first = function_digest("own_package.rewards:judge")
-    Path("own_package/parts.py").write_text("def part(r):\n    return 1\n\ndef unused():\n    return 3\n")
-    assert function_digest("own_package.rewards:judge") == first
-    Path("own_package/parts.py").write_text("def part(r):\n    return 0\n")
-    assert function_digest("own_package.rewards:judge") != first
+@pytest.mark.parametrize("package", ["own_package", "own_folder"])
+def test_the_source_of_an_own_function_is_followed_through_its_package(package: str) -> None:
+    """With and without an ``__init__.py``."""
+    Path(package).mkdir()
+    if package == "own_package":
+        Path(package, "__init__.py").write_text("")
+    rewards, parts = Path(package, "rewards.py"), Path(package, "parts.py")
+    rewards.write_text(f"from {package}.parts import part\n\ndef judge(r, a, row):\n    return part(r)\n")
+    parts.write_text("def part(r):\n    return 1\n\ndef unused():\n    return 2\n")
+    first = function_digest(f"{package}.rewards:judge")
+    parts.write_text("def part(r):\n    return 1\n\ndef unused():\n    return 3\n")
+    assert function_digest(f"{package}.rewards:judge") == first
+    parts.write_text("def part(r):\n    return 0\n")
+    assert function_digest(f"{package}.rewards:judge") != first

@@ -25,7 +25,8 @@ from grpo_ablate.policies.protocol import Draw, Samples
 from grpo_ablate.rng import Keys, Purpose
 from grpo_ablate.runs.samples import format_samples
 from grpo_ablate.runs.train import make_loop, train
-from grpo_ablate.spec.schema import Spec
+from grpo_ablate.spec.schema import JsonlTask, Spec
+from grpo_ablate.tasks.text.jsonl import Jsonl
 from grpo_ablate.tasks.text.protocol import Fault, Judged
 from grpo_ablate.tasks.text.tokenized import Tokenized
 
@@ -256,3 +257,16 @@ def test_an_own_advantage_function_trains_a_pretrained_model(project: dict[str, 
     torch.testing.assert_close(
         torch.tensor(own["train/gradient_norm"]), torch.tensor(switch["train/gradient_norm"]), equal_nan=True
     )
+
+
+def test_the_worked_verifier_grades_by_its_formula(tmp_path: Path) -> None:
+    """1 / (1 + words / 20) for a right answer, or with what the row says in place of 20; by hand."""
+    rows = [{"question": f"capital {n}?", "answer": "Paris", **({"words": 2} if n % 2 else {})} for n in range(30)]
+    path = write_lines(tmp_path / "data.jsonl", rows)
+    settings = {"name": "jsonl", "path": str(path), "verifier": "examples.own_functions:few_words"}
+    task = Jsonl(JsonlTask.model_validate(settings))
+    numbers = [next(n for n in range(30) if "words" in task.questions[n].row)] * 3
+    numbers += [next(n for n in range(30) if "words" not in task.questions[n].row)]
+    judged = task.judge(numbers, ["paris", "It is Paris, Sir.", "Lyon", "Paris"])
+    assert judged.reward == [1 / 1.5, 1 / 3, 0.0, 1 / 1.05]
+    assert judged.components["accuracy"] == [0.0] * 4
