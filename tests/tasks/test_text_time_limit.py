@@ -17,7 +17,7 @@ from grpo_ablate.tasks.text.supervised import Supervised
 from grpo_ablate.tasks.text.verifiers import Named, Options, Own
 
 MODULE = '''
-import ctypes, math, os, sys, time
+import ctypes, math, os, subprocess, sys, threading, time
 
 def judge(response, answer, row):
     """Does what the response says."""
@@ -42,6 +42,11 @@ def judge(response, answer, row):
     if response == "print":
         print("to standard output", flush=True)
         os.write(1, b"and past it")
+    if response == "start":  # a process that outlives the verdict
+        child = subprocess.Popen(["sleep", "3600"])
+        return child.pid
+    if response == "end later":
+        threading.Timer(0.3, os._exit, [0]).start()
     if response in ("None", "nan", "inf", "text"):
         return {"None": None, "nan": math.nan, "inf": math.inf, "text": "0.5"}[response]
     if response == "row":
@@ -100,6 +105,26 @@ def test_graded_scores_printing_and_whole_rows_are_fine(own: str, capfd: pytest.
     assert not found.faults
     out, err = capfd.readouterr()
     assert out == "" and "to standard output" in err and "and past it" in err
+
+
+def test_what_a_verifier_started_ends_with_it(own: str) -> None:
+    supervised = Supervised(Own(own), 5, workers=1)
+    child = int(supervised([("start", "", {})])[0].value.values["score"])
+    assert _runs(child)
+    supervised.close()
+    deadline = time.monotonic() + 30
+    while _runs(child):
+        assert time.monotonic() < deadline, "the process hangs on"
+        time.sleep(0.1)
+
+
+def test_a_process_that_ends_between_calls_fails_none(own: str) -> None:
+    supervised = Supervised(Own(own), 5, workers=1)
+    assert supervised([("end later", "", {})])[0].reason is None
+    process = supervised.workers[0].process
+    assert process is not None and process.wait(30) == 0
+    assert supervised([("yes", "yes", {})])[0].value.values["score"] == 1.0
+    supervised.close()
 
 
 def test_a_catastrophic_regular_expression_is_stopped() -> None:

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import Pipe
@@ -46,6 +47,8 @@ class Worker:
 
     def call(self, arguments: tuple[Any, ...]) -> Outcome:
         """Return what the function makes of the arguments. Raises UserError where it cannot be had at all."""
+        if self.process is not None and self.process.poll() is not None:
+            self.stop()  # it ended between two calls, which is no fault of this one
         if self.process is None:
             self.start()
         return self._answered(arguments, BY_THE_CLOCK * self.seconds + GRACE)
@@ -56,7 +59,11 @@ class Worker:
         program = PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2
+                [sys.executable, "-c", program],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,  # so that what it starts ends with it
             )
         ready = self._answered((self.function, self.seconds), START)
         if ready.reason is not None:
@@ -70,30 +77,29 @@ class Worker:
             if self.connection.poll(seconds):
                 sound, value = self.connection.recv()
                 return Outcome(value) if sound else Outcome(reason=value)
+            ended = -CLOCK  # it should have, and did not
+            self.stop()
         except (EOFError, OSError):
-            pass
-        return Outcome(reason=self._ending(self.stop()))
+            ended = self.stop()
+        if ended == -COMPUTING:
+            return Outcome(reason=f"took longer than {self.seconds:g} s")
+        if ended == -CLOCK:
+            return Outcome(reason=f"took longer than {BY_THE_CLOCK * self.seconds:g} s by the clock")
+        how = f"signal {-ended}" if ended < 0 else f"exit code {ended}"
+        return Outcome(reason=f"ended its process ({how})")
 
-    def _ending(self, code: int | None) -> str:
-        """Return how a process with this exit code ended a call."""
-        if code == -COMPUTING:
-            return f"took longer than {self.seconds:g} s"
-        if code in (-CLOCK, -signal.SIGKILL, None):
-            return f"took longer than {BY_THE_CLOCK * self.seconds:g} s by the clock"
-        return f"ended its process ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
-
-    def stop(self) -> int | None:
-        """End the process, if there is one; return its exit code, or minus the signal that ended it."""
+    def stop(self) -> int:
+        """End the process and all that it started; return its exit code, or minus the signal that ended it."""
         process, self.process = self.process, None
         if self.connection is not None:
             self.connection.close()
         if process is None:
-            return None
-        try:
-            return process.wait(0.2)  # of a process that ended by itself
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+            return 0
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)  # one that has ended by itself, or waits for calls
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 class Supervised:

@@ -7,6 +7,7 @@ and whether or not its parent still lives.
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import sys
@@ -22,18 +23,20 @@ def serve(descriptor: int) -> None:
 
     Every answer is a pair: whether all went well, and what was returned, or why nothing was.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts the whole group; the parent decides
     signal.signal(COMPUTING, signal.SIG_DFL)
     signal.signal(CLOCK, signal.SIG_DFL)
+    os.set_inheritable(descriptor, False)  # a process that a verifier starts must not keep it open
     connection = Connection(descriptor)
     try:
         content, seconds = connection.recv()
-        function = _answer(connection, _prepared, (content,), send=False)
-        while function is not None:
+        ready, function = _called(_prepared, (content,))
+        connection.send((ready, None if ready else function))
+        while ready:
             arguments = connection.recv()
             _limit(seconds)
-            _answer(connection, function, arguments)
+            answer = _called(function, arguments)
             _limit(0)
+            connection.send(answer)
     except (EOFError, OSError):
         pass  # the parent has ended
     sys.exit(0)
@@ -53,17 +56,10 @@ def _prepared(content: bytes) -> Any:
     return function
 
 
-def _answer(connection: Connection, function: Any, arguments: tuple[Any, ...], *, send: bool = True) -> Any:
-    """Call the function and send what came of it (``send``: what it returned as well); return what it returned."""
+def _called(function: Any, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    """Return whether a call went well, and what it returned, or why it returned nothing."""
     try:
-        found = function(*arguments)
-        connection.send((True, found if send else None))
-        return found
+        return True, function(*arguments)
     except BaseException as error:  # whatever a user's function raises, sys.exit included
-        connection.send((False, _said(error)))
-    return None
-
-
-def _said(error: BaseException) -> str:
-    name = type(error).__name__
-    return str(error) if name in ("NoVerdictError", "UserError") else f"{name}: {error}"[:500]
+        name = type(error).__name__
+        return False, str(error) if name in ("NoVerdictError", "UserError") else f"{name}: {error}"[:500]
