@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", metavar="A-B", help="the seeds to train (default: all of the experiment's)")
     sub.add_argument("--stop-with-parent", action="store_true", help="stop at a checkpoint when the caller dies")
     sub.add_argument("--stream", metavar="URI", help="log to this MLflow server while training")
-    sub.add_argument("--gpus", type=int, metavar="N", help="lease N free GPUs (default: as the row's testbed says)")
+    sub.add_argument("--gpus", type=int, metavar="N", help="GPUs to lease (default: as the testbed says)")
     sub.add_argument("--dump-round", type=int, metavar="K", help="write round K as a batch for `explain`")
     sub.add_argument("--dump", type=Path, metavar="FILE", help="where to (default: round-K.json)")
     _results(sub)
@@ -211,6 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seed", type=int, required=True, metavar="S")
     sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
     _results(sub)
+
+    sub = command("doctor", _doctor, "what this machine can run, what is missing for the rest, and how to get it")
+    _results(sub)
+    _json(sub)
 
     sub = command("presets", _presets, "other libraries' settings as switches, and what they leave out")
     _json(sub)
@@ -458,6 +462,12 @@ def _export(arguments: Arguments) -> None:
 
     export(experiment, row, arguments.seed, arguments.results, arguments.to)
     print(f"{arguments.to}: {arguments.row}, seed {arguments.seed}, for transformers.AutoModelForCausalLM")
+
+
+def _doctor(arguments: Arguments) -> None:
+    from grpo_ablate.doctor import run
+
+    print(run(arguments.results, arguments.json))
 
 
 def _presets(arguments: Arguments) -> None:

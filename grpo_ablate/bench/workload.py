@@ -9,6 +9,7 @@ from pathlib import Path
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.runs.start_files import MODEL, found_start
 from grpo_ablate.spec.combinations import refusal
+from grpo_ablate.spec.files import BESIDE
 from grpo_ablate.spec.identity import replace
 from grpo_ablate.spec.inert import neutralised
 from grpo_ablate.spec.reading import checked
@@ -58,9 +59,7 @@ def spec_of_testbed(name: str) -> Spec:
         known = sorted(file.stem for file in TESTBEDS.glob("*.yaml"))
         raise UserError(f"no testbed '{name}' ({path}); {nearest(name, known)}")
     _, file = load_testbed(path)
-    stated = file.model_dump(
-        exclude_unset=True, exclude={"description", "quick", "seeds_per_job", "stale", "stream"}
-    )
+    stated = file.model_dump(exclude_unset=True, exclude=set(BESIDE))
     spec = checked(Spec, stated, str(path))
     reason = refusal(spec)
     if reason is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ from grpo_ablate.algorithm.records import Batch
 from grpo_ablate.algorithm.records import Policy as Says
 from grpo_ablate.parallel.group import Group
 from grpo_ablate.policies.protocol import Draw, Policy, Samples
+from grpo_ablate.runs.checkpoint import digest
 from grpo_ablate.tasks.protocol import Scores, Task
+
+if TYPE_CHECKING:
+    from grpo_ablate.policies.huggingface.agreement import Agreement
 
 Part = tuple[Tensor, dict[str, Tensor]]  # which groups, bool [M, B], and tensors [M, B, ...] by name
 
@@ -42,15 +46,22 @@ class DividedPolicy:
     def __init__(self, policy: Divisible, group: Group, share: Callable[[int], Tensor] | None = None):
         self.policy, self.group = policy, group
         self.share = group.share if share is None else share
+        # Of a policy whose engine is not its trainer: how far they are apart, over the tokens of all groups.
+        self.agreement: Agreement | None = getattr(policy, "agreement", None)
 
     def sample(
         self, prompts: Tensor, group_size: int, draw: Draw, *, wanted: Tensor, kl_exact: bool = False
     ) -> Samples:
         """Draw the responses of this process's groups; return those of all."""
         own, part = wanted & self.share(wanted.shape[1]), None
+        before = None if self.agreement is None else self.agreement.sums.clone()
         if bool(own.any()):
             part = own, pack(self.policy.sample(prompts, group_size, draw, wanted=own, kl_exact=kl_exact))
-        return unpack(Samples, merged(self.group.gathered(part)))
+        found = unpack(Samples, merged(self.group.gathered(part)))
+        if self.agreement is not None and before is not None:
+            self.agreement.sums = before
+            self.agreement.add((found.old_logprobs.double() - found.sampler_logprobs.double())[found.token])
+        return found
 
     def logprobs(self, batch: Batch, *, kl_exact: bool = False) -> Says:
         """Return what the policy says of all groups, differentiable for this process's own."""
@@ -94,13 +105,15 @@ class DividedPolicy:
 
     def evaluate(self, samples: int | str, round: int) -> dict[str, Tensor]:
         """Measure the policy in the first process, for all."""
-        return self.group.from_first(self.policy.evaluate(samples, round) if self.group.first else {})
+        if self.group.first:
+            return self.group.from_first(self.policy.evaluate(samples, round))
+        if self.agreement is not None:
+            self.agreement.take()
+        return self.group.from_first({})
 
     def agree(self) -> bool:
-        """Return whether all processes hold the same parameters, as far as their sums show."""
-        sums = [float(values.sum(dtype=torch.float64)) for values in self.parameters().values()]
-        # As texts, in which NaN equals NaN: a run that diverges does so in all processes.
-        return len({repr(own) for own in self.group.gathered(sums)}) == 1
+        """Return whether all processes hold the same parameters, to the bit."""
+        return len(set(self.group.gathered(digest(self.parameters())))) == 1
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the parameters by name."""

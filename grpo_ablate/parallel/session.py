@@ -9,6 +9,7 @@ from typing import cast
 from grpo_ablate.errors import UserError
 from grpo_ablate.parallel.group import Group
 from grpo_ablate.parallel.policy import DividedPolicy, Divisible, FirstScores
+from grpo_ablate.runs.devices import held, peak_device_memory
 from grpo_ablate.runs.lock import exclusive
 from grpo_ablate.runs.numerics import settle
 from grpo_ablate.runs.record import check_writable
@@ -77,6 +78,7 @@ class SharedSession(Session):
     def __init__(self, group: Group, spec: Spec, seeds: range, scratch: Path, testbed: str):
         super().__init__(spec, seeds, scratch, testbed)
         self.group, self.request = group, StopRequest()
+        self.names = [name for own in group.gathered(held()) for name in own]
         self.policy = DividedPolicy(cast(Divisible, self.loop.policy), group)
         self.loop.policy, self.loop.task = self.policy, FirstScores(self.loop.task, group)
 
@@ -103,7 +105,12 @@ class SharedSession(Session):
         if self.request.reason:
             self.group.meet()
 
+    def devices(self) -> list[str]:
+        """Return the names of the GPUs of all processes."""
+        return self.names
+
     def publish(self, folder: Path) -> None:
         """Write the record of the finished run, in the first process."""
+        self.notes["device_peak"] = max(self.group.gathered(max(peak_device_memory(), self.notes["device_peak"])))
         if self.group.first:
             super().publish(folder)

@@ -74,8 +74,7 @@ def _train_cell(arguments: argparse.Namespace, cell: Cell) -> None:
     spec = from_canonical(cell.spec_json)
     begin = _begin(arguments, cell, spec)
     folder, scratch = _folders(arguments, cell)
-    metered = nullcontext() if arguments.dump_round is not None else _metered(arguments, cell, spec, Group())
-    with metered, _stream(arguments, cell, spec) as listener:
+    with _stream(arguments, cell, spec) as listener:
         train(
             spec,
             range(cell.first_seed, cell.last_seed + 1),
@@ -120,7 +119,7 @@ def _train_shares(arguments: argparse.Namespace, cells: list[Cell], group: Group
         _refuse_shares(cell)
         spec = from_canonical(cell.spec_json)
         stream = _stream(arguments, cell, spec) if group.first else nullcontext()
-        with leased(0), _metered(arguments, cell, spec, group), stream as listener:
+        with leased(0), stream as listener:
             train_together(
                 group,
                 spec,
@@ -131,14 +130,6 @@ def _train_shares(arguments: argparse.Namespace, cells: list[Cell], group: Group
                 on_evaluation=listener,
             )
     return 0
-
-
-def _metered(arguments: argparse.Namespace, cell: Cell, spec: Spec, group: Group) -> AbstractContextManager[None]:
-    """Note what the devices of a run cost."""
-    from grpo_ablate.runs.metering import metered
-    from grpo_ablate.workflow.digest import row_digest
-
-    return metered(*_folders(arguments, cell), row_digest(spec), group)
 
 
 def _refuse_shares(cell: Cell) -> None:

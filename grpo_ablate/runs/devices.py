@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from grpo_ablate.errors import UserError
 
@@ -112,11 +114,40 @@ def leased(count: int, stop: Callable[[], str | None] = lambda: None) -> Iterato
             os.close(handle)
 
 
-def held() -> tuple[Device, ...]:
-    """Return the devices that this process has leased, or that the one which started it has leased for it."""
-    names = [Path(path).name for path in os.environ.get(HELD, "").split(os.pathsep) if path]
-    known = {_path(device, Path()).name: device for device in installed()} if names else {}
-    return tuple(known.get(name, Device(name, name, name, 0)) for name in names)
+def held() -> list[str]:
+    """Return the names of the devices that this process has leased or uses without a lease.
+
+    Of what the process that started it has leased, it holds its part.
+    """
+    leases = _names(os.environ.get(HELD, ""))
+    if not leases:
+        return [_cuda().get_device_name(place) for place in _used()]
+    place = os.environ.get("RANK")
+    return list(leases) if place is None else [leases[int(place) % len(leases)]]
+
+
+@cache
+def _names(leases: str) -> tuple[str, ...]:
+    """Return the names of the devices whose leases are these files."""
+    files = [Path(path).name for path in leases.split(os.pathsep) if path]
+    known = {_path(device, Path()).name: device.name for device in installed()} if files else {}
+    return tuple(known.get(file, file) for file in files)
+
+
+def peak_device_memory() -> int:
+    """Return the most bytes that torch has held on one device."""
+    return max((_cuda().max_memory_reserved(place) for place in _used()), default=0)
+
+
+def _used() -> list[int]:
+    """Return the numbers of the devices on which torch has held anything in this process."""
+    if "torch" not in sys.modules or not _cuda().is_initialized():
+        return []
+    return [place for place in range(_cuda().device_count()) if _cuda().max_memory_reserved(place) > 0]
+
+
+def _cuda() -> Any:
+    return sys.modules["torch"].cuda
 
 
 def _too_few(count: int, setting: str | None) -> str:

@@ -66,8 +66,8 @@ class TimingFile(Shape):
     peak_memory_bytes: Whole
     updates: Whole
     machine: str
-    devices: list[str] = []  # GPUs of the last session; this and what follows came later than the first records
-    device_hours: Seconds = 0.0  # GPUs held times hours, of all sessions
+    devices: list[str] = []  # GPUs of the last session. Early records do not have this, nor what follows
+    device_hours: Seconds = 0.0  # GPUs times hours, of all sessions
     peak_device_memory_bytes: Whole = 0  # the most that torch held on one GPU
 
 

@@ -18,6 +18,7 @@ from grpo_ablate.errors import UserError
 from grpo_ablate.policies.registry import make_policy
 from grpo_ablate.rng import Keys
 from grpo_ablate.runs import checkpoint
+from grpo_ablate.runs.devices import held, peak_device_memory
 from grpo_ablate.runs.dump import write_round
 from grpo_ablate.runs.exhibit import exhibit, without_verdict
 from grpo_ablate.runs.lock import exclusive
@@ -124,7 +125,7 @@ class Session:
         start_up = time.process_time()  # most of it is the import of torch
         self.notes: dict[str, Any] = {
             "curve": [], "seconds": 0.0, "start_up": start_up, "parts": {}, "peak": 0,
-            "sessions": [], "samples": [],
+            "sessions": [], "samples": [], "devices": [], "device_seconds": 0.0, "device_peak": 0,
         }  # fmt: skip
         self.began = time.monotonic()
 
@@ -200,6 +201,10 @@ class Session:
         """Return the seconds of all sessions so far."""
         return float(self.notes["seconds"]) + time.monotonic() - self.began
 
+    def devices(self) -> list[str]:
+        """Return the names of the GPUs that train the run."""
+        return held()
+
     def note_time(self, line: Line) -> None:
         """Add a point to the curve of cumulative seconds."""
         self.notes["curve"].append([line.round, round(self.seconds(), 4)])
@@ -211,6 +216,9 @@ class Session:
             "seconds": self.seconds(),
             "parts": self.loop.seconds,
             "peak": max(peak_memory(), self.notes["peak"]),
+            "devices": (devices := self.devices()),
+            "device_seconds": self.notes["device_seconds"] + len(devices) * (time.monotonic() - self.began),
+            "device_peak": max(peak_device_memory(), self.notes["device_peak"]),
         }
         try:
             checkpoint.save(self.path, self.loop.state(), self.identity, notes)
@@ -250,6 +258,9 @@ class Session:
             "peak_memory_bytes": notes["peak"],
             "updates": int(loop.updates.sum()),
             "machine": platform.node(),
+            "devices": notes["devices"],
+            "device_hours": notes["device_seconds"] / 3600,
+            "peak_device_memory_bytes": notes["device_peak"],
         }
         *earlier, last = notes["sessions"]
         publish(

@@ -115,3 +115,8 @@ class TestbedFile(Spec):
     seeds_per_job: Annotated[int, Field(ge=1, le=10_000)] = 8
     stale: Literal["rerun", "keep"] = "rerun"  # what to do with results of older training code
     stream: bool = False  # long runs log to MLflow while they train
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0  # GPUs that a job leases; several train one run side by side
+
+
+# What a testbed says beside its spec.
+BESIDE = frozenset(TestbedFile.model_fields) - frozenset(Spec.model_fields)

@@ -11,7 +11,7 @@ from typing import Any
 from grpo_ablate import metrics
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.combinations import refusal
-from grpo_ablate.spec.files import Changes, Claim, ExperimentFile, Figures, RowFile, TestbedFile
+from grpo_ablate.spec.files import BESIDE, Changes, Claim, ExperimentFile, Figures, RowFile, TestbedFile
 from grpo_ablate.spec.identity import spec_hash
 from grpo_ablate.spec.inert import Inert, neutralised, notes
 from grpo_ablate.spec.margins import margin_of
@@ -57,6 +57,7 @@ class Testbed:
     seeds_per_job: int
     stale: str
     stream: bool
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,12 @@ def load_testbed(path: Path) -> tuple[Testbed, TestbedFile]:
             f"{path}: seeds_per_job is {file.seeds_per_job}, but a pretrained model trains one seed a job: write "
             "seeds_per_job: 1."
         )
-    testbed = Testbed(path.stem, path, file.quick, file.seeds_per_job, file.stale, file.stream)
+    if file.gpus > 1 and file.policy.name != "huggingface":
+        raise UserError(
+            f"{path}: gpus is {file.gpus}, but only a pretrained model (policy.name huggingface) trains one run on "
+            "several GPUs: write gpus: 1."
+        )
+    testbed = Testbed(path.stem, path, file.quick, file.seeds_per_job, file.stale, file.stream, file.gpus)
     return testbed, file
 
 
@@ -165,9 +171,7 @@ def load_experiment(path: Path) -> Experiment:
         known = sorted(p.stem for p in testbed_path.parent.glob("*.yaml"))
         raise UserError(f"{path}: no testbed '{file.testbed}' ({testbed_path}); {nearest(file.testbed, known)}")
     testbed, testbed_file = load_testbed(testbed_path)
-    base = testbed_file.model_dump(
-        exclude_unset=True, exclude={"description", "quick", "seeds_per_job", "stale", "stream"}
-    )
+    base = testbed_file.model_dump(exclude_unset=True, exclude=set(BESIDE))
     written = _crossed(path, file)
     for name, row in file.rows.items():
         if name in written:

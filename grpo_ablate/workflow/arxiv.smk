@@ -19,6 +19,7 @@ for edition, option, needed in (
             f"results/logs/arxiv{edition}.log",
         params:
             option=option,
+        localrule: True
         message:
             "pack the paper for arXiv: {output.source}"
         shell:

@@ -50,6 +50,7 @@ rule compare:
     log:
         "results/logs/compare/{experiment}.log",
     threads: 1
+    localrule: True
     message:
         "compare the rows of {wildcards.experiment}"
     shell:
@@ -75,6 +76,7 @@ rule across:
     log:
         "results/logs/across.log",
     threads: 1
+    localrule: True
     message:
         "compare over testbeds"
     shell:

@@ -37,7 +37,10 @@ OUTSIDE = (f"{PACKAGE}.spec", f"{PACKAGE}.errors", f"{PACKAGE}.workflow")
 # What these do leaves no trace in that part of a run's record which counts.
 NOT_TRAINING = (
     *OUTSIDE,
-    *(f"{PACKAGE}.runs.{name}" for name in ("dump", "lock", "mlflow_*", "progress", "provenance", "stopping")),
+    *(
+        f"{PACKAGE}.runs.{name}"
+        for name in ("devices", "dump", "lock", "mlflow_*", "progress", "provenance", "stopping")
+    ),
 )
 
 Slot = tuple[str, str, str]  # (module, top-level name, key of a registry or "")

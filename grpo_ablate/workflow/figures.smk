@@ -26,6 +26,7 @@ for name in GRID.experiments:
         params:
             experiment=name,
             question=GRID.experiments[name].question,
+        localrule: True
         message:
             "draw {params.experiment}"
         shell:
@@ -62,6 +63,7 @@ for name in GRID.exact:
             question=GRID.exact[name].question,
             exact=GRID.exact[name].exact,
             assumed=GRID.exact[name].assumed,
+        localrule: True
         message:
             "draw {params.experiment}"
         shell:

@@ -67,6 +67,7 @@ class Grid:
         self._specs = {(cell.testbed, cell.hash[:8]): cell.spec_json for cell in self.cells}
         self.starts = starts(self.cells)
         self._starts = {start.name: start.spec_json for start in self.starts}
+        self._testbeds = {e.testbed.name: e.testbed for e in self.experiments.values()}
         self.tracking_uri = options["tracking_uri"]
         self.source = options["source"] or "records"
         if self.source not in ("records", "mlflow"):  # an address: log there and read back from there
@@ -92,11 +93,16 @@ class Grid:
         """The option that names the seeds of a warm start; empty where all seeds share it."""
         return f"--seeds {name.partition('/seeds-')[2]}" if "/" in name else ""
 
-    def stream(self, testbed: str) -> str:
-        """The option that lets long runs of a testbed log to MLflow while they train; empty for others."""
-        streams = {e.testbed.name: e.testbed.stream for e in self.experiments.values()}
+    def options(self, testbed: str) -> str:
+        """What a testbed's jobs are told beside the spec: the GPUs to lease, where to log while they train."""
+        own = self._testbeds[testbed]
         uri = self.tracking_uri or f"sqlite:///{RESULTS}/mlflow.db"
-        return f"--stream {uri}" if streams[testbed] else ""
+        gpus = f"--gpus {own.gpus}" if own.gpus else ""
+        return f"{gpus} {f'--stream {uri}' if own.stream else ''}".strip()
+
+    def gpus(self, testbed: str) -> int:
+        """The GPUs that a job of a testbed leases."""
+        return self._testbeds[testbed].gpus
 
     def row(self, testbed: str, short_hash: str) -> str:
         """The row, or the first of several, that the cells in that folder belong to."""

@@ -12,6 +12,7 @@ rule log:
         mlflow=1,
     params:
         uri=f"--tracking-uri {GRID.tracking_uri}" if GRID.tracking_uri else "",
+    localrule: True
     message:
         "log {wildcards.experiment} to MLflow"
     shell:

@@ -41,6 +41,7 @@ for edition, option, needed in (
             f"results/logs/{edition}.log",
         params:
             option=option,
+        localrule: True
         message:
             "typeset {output.paper}"
         shell:

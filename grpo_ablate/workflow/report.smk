@@ -19,6 +19,7 @@ rule page:
         "results/logs/page/{experiment}.log",
     params:
         question=lambda wildcards: GRID.experiments[wildcards.experiment].question,
+    localrule: True
     message:
         "lay out the tables of {wildcards.experiment}"
     shell:
@@ -33,6 +34,7 @@ rule report:
         lambda wildcards: reported(GRID),
     log:
         "results/logs/report.log",
+    localrule: True
     message:
         "gather what is finished: results/report.html"
     shell:

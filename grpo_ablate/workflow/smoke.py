@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_ablate.errors import UserError, nearest
+from grpo_ablate.runs.devices import leased
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.identity import from_canonical, spec_hash
 from grpo_ablate.spec.identity import replace as replace_switches
@@ -70,6 +71,11 @@ def smoke(testbed: str, results: Path) -> None:
     if not experiments:
         known = {e.testbed.name for e in everything}
         raise UserError(f"no experiment uses a testbed '{testbed}'; {nearest(testbed, known)}")
+    with leased(min(1, experiments[0].testbed.gpus)):
+        _run(experiments, testbed, results)
+
+
+def _run(experiments: list[Experiment], testbed: str, results: Path) -> None:
     from grpo_ablate.analysis.collect import collect
     from grpo_ablate.analysis.compare_command import compared
     from grpo_ablate.analysis.compare_tables import write_comparison

@@ -7,6 +7,9 @@ rule smoke_testbed:
     log:
         "results/logs/smoke/{testbed}.log",
     threads: 1
+    resources:
+        gpus=lambda wildcards: min(1, GRID.gpus(wildcards.testbed)),
+        gpu=lambda wildcards: min(1, GRID.gpus(wildcards.testbed)) or None,
     message:
         "smoke test of the testbed {wildcards.testbed}"
     shell:

@@ -19,6 +19,7 @@ rule collect:
         "results/logs/collect/{experiment}.log",
     params:
         source=GRID.source,
+    localrule: True
     message:
         "tabulate {wildcards.experiment}"
     shell:

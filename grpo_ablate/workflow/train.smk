@@ -19,7 +19,10 @@ rule train:
     threads: 1
     resources:  # not parameters: another name or address must not train anything again
         row=lambda wildcards: GRID.row(wildcards.testbed, wildcards.hash),
-        stream=lambda wildcards: GRID.stream(wildcards.testbed),
+        # In one placeholder: another shell text would train everything again.
+        stream=lambda wildcards: GRID.options(wildcards.testbed),
+        gpus=lambda wildcards: GRID.gpus(wildcards.testbed),  # for `--resources gpus=4`
+        gpu=lambda wildcards: GRID.gpus(wildcards.testbed) or None,  # as a cluster's executor calls it
     params:
         spec=lambda wildcards: GRID.spec(wildcards.testbed, wildcards.hash),
     message:

@@ -5,6 +5,7 @@ rule verify:
         GRID.verified,
     log:
         "results/logs/verify.log",
+    localrule: True
     message:
         "compare the runs with results/published"
     shell:

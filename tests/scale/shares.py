@@ -1,6 +1,6 @@
 """Runs of small policies divided over processes: as a script, one process of torchrun's; else, the same by one.
 
-Three policies: the table of logits in float64, a transformer in float32, and several members of either.
+The table of logits in float64 with one member and with three, the stacked transformer, and a pretrained model.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[1] / "training"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("training", "policies")]
+import pretrained_specs
 from language_specs import language_spec, warm
+from small_task import Small
+from stacked_specs import make as make_stacked
+from stacked_specs import spec as stacked_spec
 from training_specs import DEMANDING, demanding
 
 from grpo_ablate.algorithm.loop import Loop
 from grpo_ablate.algorithm.packing import pack
 from grpo_ablate.parallel.group import Group, joined
 from grpo_ablate.parallel.policy import DividedPolicy, FirstScores
+from grpo_ablate.policies.huggingface.policy import HuggingFace
 from grpo_ablate.policies.stacked.policy import Stacked
 from grpo_ablate.policies.tabular import Tabular
 from grpo_ablate.rng import Keys
-from grpo_ablate.spec.schema import Spec
+from grpo_ablate.spec.schema import Evaluation, Kl, Optimizer, Reward, Spec, Update
 from grpo_ablate.tasks.registry import make_task
 
 # Name -> which of ``slots`` groups the process ``rank`` of two works on.
@@ -77,21 +82,56 @@ class DivisibleStacked(Stacked):
         return [self.gradient]
 
 
-def cases() -> dict[str, tuple[Spec, list[int]]]:
-    """Return name -> spec and seeds: one member, as a pretrained model has, and one case with three."""
+# Of a pretrained model: sections of the spec and settings of the policy.
+PRETRAINED: dict[str, dict[str, Any]] = {
+    "token-mean, minibatches": {"update": Update(reduction="token-mean", inner_passes=2, minibatches=2)},
+    "KL, small microbatches": {"kl": Kl(beta=0.1), "policy": {"microbatch_tokens": 24}},
+    "adapters, shared prompts, top-p": {
+        "policy": {"lora": {"rank": 2, "alpha": 8.0}, "share_prompts": True},
+        "sampling": {"top_p": 0.9, "temperature": 0.8},
+    },
+    "resample, masked": {
+        "sampling": {"dynamic": "resample", "max_resample": 1},
+        "reward": Reward(overlong="mask", masked_in_denominator=False),
+    },
+}
+
+
+def save_model(folder: Path) -> None:
+    """Write a tiny model of random weights that are not even."""
+    pretrained_specs.saved(folder, pretrained_specs.scattered(make_stacked(stacked_spec(), 5)))
+
+
+def cases(folder: Path) -> dict[str, tuple[Spec, list[int]]]:
+    """Return name -> spec and seeds: one member, as a pretrained model has, and one case with three.
+
+    ``folder`` is that of `save_model`.
+    """
     found = {f"tabular: {name}": (demanding(name), [5]) for name in DEMANDING}
     found["tabular: three members"] = (demanding("resample"), [3, 11, 4])
     for name, changes in LANGUAGE.items():
         sections = {key: COLD.get(key, {}) | changes.get(key, {}) for key in COLD | changes}
         found[f"transformer: {name}"] = (language_spec(**sections), [7])
+    for name, sections in PRETRAINED.items():
+        # Not AdamW: it makes a step out of what rounding leaves of a gradient that is 0.
+        plain = {"evaluation": Evaluation(every=2, samples=2), "optimizer": Optimizer(learning_rate=0.1)}
+        found[f"pretrained: {name}"] = (pretrained_specs.spec(folder, 3, **plain, **sections), [5])
     return found
+
+
+NAMES = [
+    *(f"tabular: {name}" for name in (*DEMANDING, "three members")),
+    *(f"transformer: {name}" for name in LANGUAGE),
+    *(f"pretrained: {name}" for name in PRETRAINED),
+]
+POLICIES: dict[str, Any] = {"tabular": DivisibleTabular, "stacked": DivisibleStacked, "huggingface": HuggingFace}
 
 
 def trained(spec: Spec, seeds: list[int], group: Group | None = None, share: str = "") -> dict[str, Any]:
     """Train; return the columns of the record, the parameters, and what was drawn and learned in each step."""
     keys = Keys(torch.tensor(seeds), spec.sampling.random_key)
-    task: Any = make_task(spec.task)
-    own: Any = (DivisibleTabular if spec.policy.name == "tabular" else DivisibleStacked)(spec, task, keys)
+    task: Any = Small() if spec.policy.name == "huggingface" else make_task(spec.task)
+    own: Any = POLICIES[spec.policy.name](spec, task, keys)
     gradients: list[Tensor] = []
     plain_step = own.step
 
@@ -119,14 +159,15 @@ def trained(spec: Spec, seeds: list[int], group: Group | None = None, share: str
 
 def main() -> None:
     """Train every case in every division; write what the processes found, a file each."""
+    folder = Path(sys.argv[1])
     with joined() as group:
         torch.set_num_threads(1)
         found = {
             (name, share): trained(spec, seeds, group, share)
-            for name, (spec, seeds) in cases().items()
+            for name, (spec, seeds) in cases(folder / "model").items()
             for share in SHARES
         }
-        torch.save(found, Path(sys.argv[1]) / f"{group.rank}.pt")
+        torch.save(found, folder / f"{group.rank}.pt")
 
 
 if __name__ == "__main__":

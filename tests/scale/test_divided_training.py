@@ -9,18 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from shares import SHARES, cases, trained
+from shares import NAMES, SHARES, cases, save_model, trained
 from torch import Tensor
 
 from grpo_ablate.parallel.policy import merged
 
-CASES = cases()
+Found = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def divided(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], dict[str, Any]]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny model in it."""
+    found = tmp_path_factory.mktemp("divided")
+    save_model(found / "model")
+    return found
+
+
+@pytest.fixture(scope="module")
+def divided(folder: Path) -> list[dict[tuple[str, str], Found]]:
     """What each of two processes found, for every case and share."""
-    folder = tmp_path_factory.mktemp("divided")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = Path(__file__).with_name("shares.py")
     done = subprocess.run([*command, str(script), str(folder)], capture_output=True, text=True, timeout=1800)
@@ -29,9 +36,9 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, st
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, dict[str, Any]]:
+def alone(folder: Path) -> dict[str, Found]:
     """What one process computes with nothing of this in between."""
-    return {name: trained(*case) for name, case in CASES.items()}
+    return {name: trained(*case) for name, case in cases(folder / "model").items()}
 
 
 def assert_close(first: Tensor, second: Tensor, what: str, tolerance: float = 1e-6) -> None:
@@ -44,7 +51,7 @@ def assert_close(first: Tensor, second: Tensor, what: str, tolerance: float = 1e
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_two_processes_compute_what_one_does(divided, alone, name: str, share: str) -> None:
     expected = alone[name]
     for rank in range(2):
@@ -55,7 +62,8 @@ def test_two_processes_compute_what_one_does(divided, alone, name: str, share: s
         for part in ("parameters", "state"):
             assert found[part].keys() == expected[part].keys()
             for key, values in expected[part].items():
-                assert_close(found[part][key], values, f"{part} {key}")
+                if not key.endswith(".sha256"):  # of bits, which rounding changes; the state has the numbers
+                    assert_close(found[part][key], values, f"{part} {key}")
         assert len(found["gradients"]) == len(expected["gradients"]) > 0
         for step, (ours, theirs) in enumerate(zip(found["gradients"], expected["gradients"], strict=True)):
             assert_close(ours, theirs, f"gradient of step {step}")
