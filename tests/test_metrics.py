@@ -22,3 +22,12 @@ def test_json_and_text_list_every_metric_with_its_denominator():
     assert max(map(len, text)) <= 100
     heads = [line.split()[:2] for line in text if not line.startswith(" ")]
     assert heads == [[entry["name"], entry["denominator"]] for entry in listed]
+
+
+def test_components_are_a_family_of_metrics():
+    assert all(
+        metrics.known(f"{kind}/component_{name}") for kind in ("train", "eval") for name in ("format", "a-1")
+    )
+    assert not metrics.known("train/component_") and not metrics.known("train/component_A")
+    assert metrics.meaning_of("train/component_format") is metrics.METRICS["train/component"]
+    assert metrics.meaning_of("train/loss") is metrics.METRICS["train/loss"]

@@ -46,11 +46,10 @@ def sampled_metrics(scores: Scores, tokens: Tensor) -> dict[str, Tensor]:
     correct = right.sum(-1)
     found = {
         "eval/reward": _mean_of_known(scores.reward),
+        "eval/reward_missing": scores.reward.isnan().double().mean((1, 2)),
         "eval/accuracy": right.double().mean(-1).mean(-1),
         "eval/distinct_answers": distinct(answers).mean(-1),
     }
-    if bool(scores.reward.isnan().any()):
-        found["eval/reward_missing"] = scores.reward.isnan().double().mean((1, 2))
     if len(scores.components) > 1:
         found |= {f"eval/component_{name}": _mean_of_known(value) for name, value in scores.components.items()}
     for power in range(samples.bit_length()):

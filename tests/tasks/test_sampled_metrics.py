@@ -33,3 +33,20 @@ def test_distinct_answers_are_those_of_the_task_where_it_names_them():
 
 def test_the_reward_is_the_mean_over_samples_and_prompts():
     assert metrics()["eval/reward"].tolist() == [0.1, 0.3]
+
+
+def test_answers_without_a_verdict_are_counted_and_left_out_of_the_means():
+    """By hand: of the first prompt's answers two rewards are known, of the second's one; the third has none."""
+    nan = torch.nan
+    right = torch.tensor([[[1, 0, nan], [nan, 1, nan], [nan, nan, nan]]], dtype=torch.float64)
+    found = sampled_metrics(Scores(right / 2, {"accuracy": right, "format": 1 - right}), torch.zeros(1, 3, 3))
+    assert found["eval/reward"].tolist() == [(0.25 + 0.5) / 2]
+    assert found["eval/component_accuracy"].tolist() == [(0.5 + 1) / 2]
+    assert found["eval/component_format"].tolist() == [(0.5 + 0) / 2]
+    assert found["eval/reward_missing"].tolist() == [6 / 9]
+    assert found["eval/accuracy"].tolist() == [2 / 9]  # no right answer where there is no verdict
+
+
+def test_one_component_is_the_reward_and_no_metric_of_its_own():
+    assert not [name for name in metrics() if "component" in name]
+    assert metrics()["eval/reward_missing"].tolist() == [0.0, 0.0]
