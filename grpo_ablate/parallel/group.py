@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo_ablate.errors import UserError
 
@@ -23,6 +23,9 @@ Value = TypeVar("Value")
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # A process may wait for another's evaluation; one that died is noticed by its closed connection.
 PATIENCE = timedelta(hours=12)
+BACKWARD = timedelta(
+    hours=1
+)  # between the first process that has its gradients and the last; a GPU notices nothing
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Group:
 
     rank: int = 0
     count: int = 1
+    gpus: Any = None  # torch's group for tensors that lie there
 
     @property
     def first(self) -> bool:
@@ -75,7 +79,7 @@ class Group:
         short = tensor.dtype in (torch.bfloat16, torch.float16)
         total = tensor.float() if short else tensor
         with self._linked():
-            distributed.all_reduce(total)
+            distributed.all_reduce(total, group=self.gpus if total.is_cuda else None)
         if short:
             tensor.copy_(total)
 
@@ -110,8 +114,9 @@ def joined() -> Iterator[Group]:
     there = torch.cuda.is_available()
     if there:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if there else "gloo", timeout=PATIENCE)
+    distributed.init_process_group("gloo", timeout=PATIENCE)
     try:
-        yield Group(distributed.get_rank(), distributed.get_world_size())
+        gpus = distributed.new_group(backend="nccl", timeout=BACKWARD) if there else None
+        yield Group(distributed.get_rank(), distributed.get_world_size(), gpus)
     finally:
         distributed.destroy_process_group()

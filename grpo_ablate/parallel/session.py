@@ -40,7 +40,7 @@ def train_together(
         UserError: a stop was asked for, something cannot be written, or the processes fell out of step.
     """
     settle(spec)
-    with stop_requests(stop_with_parent) as request:
+    with stop_requests(stop_with_parent, once=True) as request:
         if group.first:
             check_writable(folder)
         with exclusive(scratch, stop=request.pending) if group.first else nullcontext():

@@ -27,8 +27,11 @@ class StopRequest:
 
 
 @contextmanager
-def stop_requests(with_parent: bool) -> Iterator[StopRequest]:
-    """Turn SIGTERM, SIGINT and SIGUSR1 into a request, for the main thread; a second signal acts as ever."""
+def stop_requests(with_parent: bool, *, once: bool = False) -> Iterator[StopRequest]:
+    """Turn SIGTERM, SIGINT and SIGUSR1 into a request, for the main thread; a second signal acts as ever.
+
+    Not with ``once``: where a signal reaches a process by several ways, it is one request all the same.
+    """
     request = StopRequest(with_parent)
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -37,7 +40,8 @@ def stop_requests(with_parent: bool) -> Iterator[StopRequest]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         request.reason = signal.Signals(number).name
-        signal.signal(number, before[signal.Signals(number)])
+        if not once:
+            signal.signal(number, before[signal.Signals(number)])
 
     for number in SIGNALS:
         signal.signal(number, receive)

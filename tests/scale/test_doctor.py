@@ -83,7 +83,7 @@ def test_a_machine_with_everything_lacks_nothing() -> None:
     assert {finding.state for finding in findings} == {"ready"}
     assert not any(finding.remedy for finding in findings)
     assert found(LARGE, "gpu").says == (
-        "2 x NVIDIA H200 (140 GiB), CUDA 13.0, bfloat16; gpus: 2 in a testbed trains one run on all"
+        "2 x NVIDIA H200 (140 GiB), CUDA 13.0, bfloat16; `gpus: 2` in a testbed trains one run on all"
     )
     assert found(LARGE, "slurm").says.startswith("partitions and nodes: gpu* 4, long 2; ")
 

@@ -73,7 +73,7 @@ def test_the_devices_are_chosen_before_torch_is_imported_and_told_in_the_record(
     assert (tmp_path / "seen.txt").read_text() == "0"
     found = timing(tmp_path)
     assert found["devices"] == ["Fake GPU"]
-    assert found["device_hours"] * 3600 == pytest.approx(found["seconds"], rel=0.05)
+    assert found["device_hours"] * 3600 == pytest.approx(found["seconds"])
     assert found["peak_device_memory_bytes"] == 0  # torch has put nothing on it
 
 
@@ -101,7 +101,7 @@ def test_device_hours_are_those_of_all_sessions_of_an_interrupted_run(tmp_path: 
     assert "Traceback" not in said
     subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
     found = timing(tmp_path)
-    assert found["device_hours"] * 3600 == pytest.approx(found["seconds"], rel=0.05)
+    assert found["device_hours"] * 3600 == pytest.approx(found["seconds"])
     sessions = json.loads(next(tmp_path.glob("results/runs/bench/*/*/provenance.json")).read_text())
     assert len(sessions["interrupted"]) == 1
 
