@@ -72,10 +72,11 @@ def as_text(policy: ExactPolicy, switches: Switches, update: ExactUpdate) -> str
     """Return the answer as lines of at most 100 columns (long names aside)."""
     how = "multisets enumerated" if update.standard_error is None else "groups sampled: a Monte Carlo estimate"
     advantage, kl = switches.advantage, switches.kl
+    built_in = f"{advantage.baseline}, {advantage.scale} (ddof {advantage.ddof}, eps {advantage.eps:g})"
     head = [
         f"{policy.source}: one group of {update.group_size}, {update.groups:,} {how}",
-        f"{advantage.baseline}, {advantage.scale} (ddof {advantage.ddof}, eps {advantage.eps:g}); "
-        f"{switches.update.surrogate}; {switches.update.reduction}; beta {kl.beta:g}",
+        f"{advantage.function or built_in}; {switches.update.surrogate}; "
+        f"{switches.update.reduction}; beta {kl.beta:g}",
     ]
     vectors: list[tuple[str, Tensor]] = [
         ("gradient", update.gradient),

@@ -184,7 +184,9 @@ def _notes(file: BatchFile, batch: Batch, switches: Switches) -> list[str]:
             f"sampling.max_tokens is {limit}, but a response has {longest} tokens: "
             "set it to the limit of the run (--set sampling.max_tokens=...)"
         )
-    if switches.advantage.baseline in ("mean", "leave-one-out") and switches.advantage.supervision == "outcome":
+    advantage = switches.advantage
+    compares = advantage.baseline in ("mean", "leave-one-out") and not advantage.function
+    if compares and advantage.supervision == "outcome":
         sizes = (batch.present & ~batch.reward.isnan()).sum(-1)[0].tolist()
         alone = [shown(label) for label, size in zip(file.labels, sizes, strict=True) if size == 1]
         if alone:

@@ -66,8 +66,9 @@ def _setting(switches: Switches) -> str:
             if value != field.default:
                 stated.append(f"{section}.{key} {value}")
     advantage, update, kl = switches.advantage, switches.update, switches.kl
+    built_in = f"{advantage.baseline}, {advantage.scale} (ddof {advantage.ddof}, eps {advantage.eps:g})"
     summary = (
-        f"{advantage.baseline}, {advantage.scale} (ddof {advantage.ddof}, eps {advantage.eps:g}); "
+        f"{advantage.function or built_in}; "
         f"{update.surrogate} {update.clip_low}/{update.clip_high}; {update.reduction}; beta {kl.beta:g}"
     )
     lines = [summary]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from grpo_ablate.algorithm.advantages import normalise
+from grpo_ablate.cli import main
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.schema import Advantage
 
@@ -91,3 +93,19 @@ def test_float32_results_are_taken_as_float64(own: Own) -> None:
     rewards = values([[1.0, 3.0]])
     found = normalise(rewards, rewards >= 0, own("return (rewards - 2).float()"))
     assert found.dtype == torch.float64 and torch.equal(found, values([[-1.0, 1.0]]))
+
+
+def test_explain_takes_an_own_function(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Rewards 0, 1, 5 about their median 1; a response's weight is 1/3, and d(-w A u)/d logp = -w A at ratio 1."""
+    batch = [{"group": "a", "reward": reward, "logp": [-1.0]} for reward in (0.0, 1.0, 5.0)]
+    (tmp_path / "batch.json").write_text(json.dumps(batch))
+    own = "advantage.function=examples.own_functions:against_the_median"
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", str(tmp_path / "batch.json"), "--set", own, "--json"])
+    assert not ended.value.code
+    found = json.loads(capsys.readouterr().out)
+    assert found["advantages"] == [[-1.0], [0.0], [4.0]]
+    assert [gradient for (gradient,) in found["grad"]] == pytest.approx([1 / 3, 0.0, -4 / 3])
+    with pytest.raises(SystemExit):
+        main(["explain", str(tmp_path / "batch.json"), "--set", own])
+    assert "examples.own_functions:against_the_median; clip 0.2/0.2; sequence-mean" in capsys.readouterr().out
