@@ -104,6 +104,19 @@ _PUBLISHED = (
     Meaning("train/mismatch", "token", "trainer over sampler probability at the switch's level, before any cap"),
     Meaning("train/mismatch_max", "extreme", "the largest of these", "largest"),
     Meaning("train/mismatch_over_cap", "token", "share of tokens above update.mismatch_cap"),
+    Meaning(
+        "train/engine_gap",
+        "token",
+        "distance of trainer's and engine's log-probability of a generated token; pretrained models only, as are "
+        "the next three",
+    ),
+    Meaning("train/engine_gap_max", "extreme", "the largest of these distances", "largest"),
+    Meaning(
+        "train/engine_sample_size",
+        "token",
+        "effective sample size per token of weights that make the engine's draws the trainer's: 1 where they agree",
+    ),
+    Meaning("train/engine_kl", "token", "KL(engine, trainer) at a generated token: the k3 estimate"),
 )
 
 METRICS: dict[str, Meaning] = {meaning.name: meaning for meaning in _PUBLISHED}

@@ -37,7 +37,7 @@ class Batch:
     reference_logprobs: Tensor | None = None  # [M, B, G, T]
     old_kl_exact: Tensor | None = None  # [M, B, G, T], exact KL(old, reference) at each prefix
     steps: Steps | None = None
-    support: Tensor | None = None  # bool [M, B, ...], what could be drawn, as stored at sampling; None: everything
+    support: Tensor | None = None  # [M, B, ...], what could be drawn, as stored at sampling; None: everything
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Samples:
     sampler_logprobs: Tensor  # [M, B, G, T], under the law really drawn from
     old_logprobs: Tensor  # [M, B, G, T], the trainer's under the same law
     old_kl_exact: Tensor | None  # [M, B, G, T] where asked: KL(policy, reference) at each prefix
-    support: Tensor | None  # bool [M, B, ...]: what top-k and top-p left to draw from; None: everything
+    support: Tensor | None  # [M, B, ...] as the policy keeps it: what top-k and top-p left; None: everything
 
 
 class Policy(Protocol):

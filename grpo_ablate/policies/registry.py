@@ -18,7 +18,14 @@ def _tabular(spec: Spec, task: Any, keys: Keys, start: dict[str, Tensor] | None)
     return Tabular(spec, task, keys)
 
 
-POLICIES = {"tabular": _tabular, "stacked": Stacked}
+def _huggingface(spec: Spec, task: Any, keys: Keys, start: dict[str, Tensor] | None) -> Policy:
+    """A pretrained model; transformers, whose import takes seconds, is wanted by no other policy."""
+    from grpo_ablate.policies.huggingface.policy import HuggingFace
+
+    return HuggingFace(spec, task, keys, start)
+
+
+POLICIES = {"tabular": _tabular, "stacked": Stacked, "huggingface": _huggingface}
 
 
 def make_policy(spec: Spec, task: Any, keys: Keys, start: dict[str, Tensor] | None = None) -> Policy:

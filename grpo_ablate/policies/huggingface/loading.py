@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,25 @@ def load_model(settings: HuggingFacePolicy) -> Any:
             f"policy.model: the weights in {where} lack {len(told['missing_keys'])} tensors of the model that its "
             f"config.json describes, {first} among them."
         )
-    return model.requires_grad_(False)
+    # The pad token is another's id where a tokenizer has none, and would get no gradient as an input.
+    model.get_input_embeddings().padding_idx = None
+    return model.eval().requires_grad_(False)
+
+
+def end_tokens(settings: HuggingFacePolicy, tokenizer: Any) -> tuple[int, ...]:
+    """Return every token that the folder's generation settings, its configuration or its tokenizer call an end."""
+    from transformers import AutoConfig, GenerationConfig
+
+    where, found = source(settings), set[int]()
+    told = [tokenizer.eos_token_id]
+    for kind in (GenerationConfig, AutoConfig):
+        with suppress(
+            OSError, ValueError
+        ):  # a folder need not have the first, and the second is read with the model
+            told.append(kind.from_pretrained(where, revision=settings.revision).eos_token_id)
+    for tokens in told:
+        found |= set(tokens) if isinstance(tokens, list) else set() if tokens is None else {int(tokens)}
+    return tuple(sorted(found))
 
 
 def without_dropout(config: Any) -> Any:
