@@ -227,8 +227,8 @@ def _compute(found: Sequence[Evidence]) -> str:
     lines = [
         "## Compute",
         "",
-        "| experiment | rollouts | tokens | updates | seconds | peak memory of a job, MiB |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| experiment | rollouts | tokens | updates | seconds | peak of a job, MiB | GPU-hours | of a GPU, MiB |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for one in found:
         spent = [
@@ -237,7 +237,11 @@ def _compute(found: Sequence[Evidence]) -> str:
         seconds = sum(timing["seconds"] for timing in one.timings)
         peak = max((timing["peak_memory_bytes"] for timing in one.timings), default=0) / 2**20
         numbers = " | ".join(f"{number:,}" for number in spent)
-        lines.append(f"| {one.experiment.name} | {numbers} | {seconds:,.1f} | {peak:,.0f} |")
+        hours = sum(timing.get("device_hours", 0.0) for timing in one.timings)  # records of older code have none
+        most = max((timing.get("peak_device_memory_bytes", 0) for timing in one.timings), default=0) / 2**20
+        lines.append(
+            f"| {one.experiment.name} | {numbers} | {seconds:,.1f} | {peak:,.0f} | {hours:,.2f} | {most:,.0f} |"
+        )
     sessions = [record for one in found for record in one.provenance]
     threads = _listed(record["threads"] for record in sessions)
     processors = _listed(record["processor"] or "unknown" for record in sessions)

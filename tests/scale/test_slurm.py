@@ -15,6 +15,7 @@ from cluster import cluster, jobs, missing
 from killing import kill
 from machine import fake_machine
 from project import GAMMA, TONGUE, Project, build, command
+from project import environment as environment_of
 
 from grpo_ablate.runs.record_files import read_timing
 
@@ -52,6 +53,16 @@ def environment(slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[
     return slurm
 
 
+def through_slurm(project: Project, *arguments: str) -> str:
+    """Run Snakemake under the profile; return what it says."""
+    done = subprocess.run(
+        command(*arguments, *PROFILE), cwd=project.path, env=environment_of(), capture_output=True, text=True,
+        timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def with_language(path: Path, rollouts: int = 96) -> Project:
     """The throwaway project with its two tabular testbeds and the language model's."""
     project = build(path, rollouts)
@@ -62,8 +73,7 @@ def with_language(path: Path, rollouts: int = 96) -> Project:
 
 def test_the_smoke_grid_runs_through_slurm(environment: dict[str, str], tmp_path: Path) -> None:
     project = with_language(tmp_path / "project")
-    done = project.run("smoke", *PROFILE)
-    said = done.stdout + done.stderr
+    said = through_slurm(project, "smoke")
     assert said.count("has been submitted with SLURM jobid") == 3, said
     tables = project.path / "results/smoke/tables"
     assert sorted(path.name for path in tables.glob("*-comparison.csv")) == [
@@ -84,7 +94,7 @@ def test_records_from_slurm_are_those_from_here_and_a_gpu_is_asked_for_where_a_t
     testbed.write_text(testbed.read_text() + "gpus: 1\n")
     for name, value in fake_machine(tmp_path, 2).items():
         monkeypatch.setenv(name, value)
-    project.run("alpha", *PROFILE)
+    through_slurm(project, "alpha")
     assert project.records() == here.records()
     runs = sorted(project.path.glob("results/runs/tiny/*/*"))
     assert len(runs) == 4
@@ -102,7 +112,7 @@ def test_a_job_that_is_preempted_is_queued_again_and_goes_on_from_its_checkpoint
     said = tmp_path / "said"
     with said.open("wb") as file:
         snakemake = subprocess.Popen(
-            command("alpha", *PROFILE), cwd=project.path, env=environment, stdout=file, stderr=file
+            command("alpha", *PROFILE), cwd=project.path, env=environment_of(), stdout=file, stderr=file
         )
     try:
         end = time.monotonic() + 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -50,14 +51,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def cell(model: Path, results: Path, rounds: int = 4, **policy: Any) -> list[str]:
+def cell(model: Path, results: Path, rounds: int = 4, engine: str = "transformers", **policy: Any) -> list[str]:
     """The arguments that train some rounds of six groups of four; random rewards, as the model knows no sums."""
     spec = Spec.model_validate(
         {
             "task": {"name": "addition", "train_prompts": 32, "held_out": 6},
             "policy": {"name": "huggingface", "model": str(model), "device": "cpu", **policy},
             "reward": {"transform": "random"},
-            "sampling": {"prompts": 6, "group_size": 4, "max_tokens": 6},
+            "sampling": {"prompts": 6, "group_size": 4, "max_tokens": 6, "engine": engine},
             "update": {"minibatches": 2},
             "evaluation": {"every": 2, "samples": 2},
             "optimizer": {"learning_rate": 0.1, "max_grad_norm": 1.0},
@@ -104,6 +105,16 @@ def test_the_record_of_two_processes_is_that_of_one(model: Path, tmp_path: Path,
         assert parameters[0].keys() == parameters[1].keys()
         for name, values in parameters[0].items():
             assert float((values - parameters[1][name]).abs().max()) < 1e-6, name
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_each_process_draws_its_share_by_a_vllm_of_its_own(model: Path, tmp_path: Path) -> None:
+    run(*TORCHRUN, *cell(model, tmp_path / "two", rounds=2, engine="vllm"))
+    record = read_record(folder(tmp_path / "two"))
+    assert record.run["status"] == "finished" and record.run["budget"]["rollouts"] == [48]
+    gaps = record.metrics.column("train/engine_gap_max").to_pylist()
+    assert 0 < gaps[-1] < 1e-3
+    assert record.metrics.column("train/gradient_norm").to_pylist()[-1] > 1e-3
 
 
 def test_two_leased_devices_train_one_run_and_both_are_told(model: Path, tmp_path: Path) -> None:
