@@ -135,6 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     _experiment(sub)
     _results(sub)
 
+    sub = command("conform", _conform, "train an experiment's rows with trl beside: tables and figure")
+    _experiment(sub)
+    _results(sub)
+
     sub = command("paper", _paper, "build paper/paper.pdf from the tables and figures")
     sub.add_argument("--quick", action="store_true", help="paper-quick.pdf: of the experiments that take seconds")
     _results(sub)
@@ -363,6 +367,19 @@ def _figures(arguments: Arguments) -> None:
 
     exact = arguments.experiment.name.startswith(EXACT)
     draw((load_exact_experiment if exact else load_experiment)(arguments.experiment), arguments.results)
+
+
+def _conform(arguments: Arguments) -> None:
+    from grpo_ablate.spec.resolve import load_experiment
+
+    experiment = load_experiment(arguments.experiment)
+    from grpo_ablate.conform.table import write_table
+
+    write_table(experiment, arguments.results, lambda text: print(text, file=sys.stderr, flush=True))
+    from grpo_ablate.analysis.figures import draw, outputs
+
+    draw(experiment, arguments.results)
+    print("\n".join(str(arguments.results / path) for path in outputs(experiment)))
 
 
 def _paper(arguments: Arguments) -> None:

@@ -29,6 +29,7 @@ CONTROLS: dict[str, tuple[str, Sparse]] = {
     "control.random-reward": ("the baseline on a random reward", {"reward": {"transform": "random"}}),
 }
 EXACT = "exact-"  # files of this name are exact experiments: they train nothing
+CONFORM = "conform-"  # and these set another trainer beside this one
 
 
 @dataclass(frozen=True)
@@ -277,10 +278,15 @@ def figure_specs(figures: Figures) -> tuple[FigureSpec, ...]:
 
 def load_experiments(folder: Path = Path("experiments")) -> list[Experiment]:
     """Return every experiment of a folder that trains, by name."""
-    paths = sorted(path for path in folder.glob("*.yaml") if not path.name.startswith(EXACT))
+    paths = sorted(path for path in folder.glob("*.yaml") if not path.name.startswith((EXACT, CONFORM)))
     if not paths:
         raise UserError(f"{folder}: no experiment files (*.yaml) here.")
     return [load_experiment(path) for path in paths]
+
+
+def load_conform_experiments(folder: Path = Path("experiments")) -> list[Experiment]:
+    """Return every experiment of a folder that two trainers train, by name."""
+    return [load_experiment(path) for path in sorted(folder.glob(f"{CONFORM}*.yaml"))]
 
 
 def _crossed(path: Path, file: ExperimentFile) -> dict[str, RowFile]:

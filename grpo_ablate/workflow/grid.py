@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
 from grpo_ablate.spec.identity import from_canonical
-from grpo_ablate.spec.resolve import Experiment, load_experiments
+from grpo_ablate.spec.resolve import Experiment, load_conform_experiments, load_experiments
 from grpo_ablate.spec.warmstart import Start, start_of, starts
 from grpo_ablate.workflow.guard import guard
 
@@ -60,12 +61,14 @@ class Grid:
         experiments: Iterable[Experiment],
         options: dict[str, str | None],
         exact: Iterable[ExactExperiment] = (),
+        conform: Iterable[Experiment] = (),
     ) -> None:
         self.experiments = {experiment.name: experiment for experiment in experiments}
         self.exact = {experiment.name: experiment for experiment in exact}
+        self.conform = {experiment.name: experiment for experiment in conform}
         self.cells = cells(self.experiments.values())
         self._specs = {(cell.testbed, cell.hash[:8]): cell.spec_json for cell in self.cells}
-        self.starts = starts(self.cells)
+        self.starts = starts([*self.cells, *cells(self.conform.values())])
         self._starts = {start.name: start.spec_json for start in self.starts}
         self._testbeds = {e.testbed.name: e.testbed for e in self.experiments.values()}
         self.tracking_uri = options["tracking_uri"]
@@ -84,6 +87,12 @@ class Grid:
         first, last = map(int, seeds.split("-"))
         start = start_of(from_canonical(self.spec(testbed, short_hash)), first, last)
         return [] if start is None else [start_file(start)]
+
+    def conform_starts(self, name: str) -> list[str]:
+        """The files that say of which warm starts the rows of an experiment of two trainers begin."""
+        experiment = self.conform[name]
+        found = (start_of(row.effective, 0, experiment.seeds - 1) for row in experiment.rows)
+        return sorted({start_file(start) for start in found if start is not None})
 
     def start_spec(self, name: str) -> str:
         """The canonical JSON of the warm start in that folder."""
@@ -130,8 +139,8 @@ class Grid:
         """The figure files of an experiment."""
         from grpo_ablate.analysis.figures import outputs
 
-        experiment = self.exact[name] if name in self.exact else self.experiments[name]
-        return [f"{RESULTS}/{path}" for path in outputs(experiment)]
+        known = {**self.experiments, **self.exact, **self.conform}
+        return [f"{RESULTS}/{path}" for path in outputs(known[name])]
 
     def label(self, name: str, path: str) -> dict[str, str]:
         """How the report calls a figure file."""
@@ -242,6 +251,11 @@ def exact_table(name: str) -> str:
     return f"{RESULTS}/tables/{name}.csv"
 
 
+def conform_tables(name: str) -> list[str]:
+    """The table of an experiment of two trainers."""
+    return [f"{RESULTS}/tables/{name}-runs{suffix}" for suffix in (".parquet", ".csv")]
+
+
 def plan(step: str, name: str) -> str:
     """The key file of one step of the workflow."""
     return f"{RESULTS}/plans/{step}/{name}.txt"
@@ -258,7 +272,8 @@ def start(workflow: Any, config: dict[str, Any]) -> Grid:
     try:
         if workflow.is_main_process:
             guard(Path(), executes=_executes(workflow))
-        grid = Grid(load_experiments(), _options(config), load_exact_experiments())
+        beside = load_conform_experiments() if find_spec("trl") is not None else []
+        grid = Grid(load_experiments(), _options(config), load_exact_experiments(), beside)
         for name in grid.experiments:
             if name in TARGETS:
                 raise UserError(

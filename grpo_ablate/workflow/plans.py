@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from grpo_ablate.runs.start_files import PARAMETERS
 from grpo_ablate.spec.cells import Cell
 from grpo_ablate.spec.exact_files import ExactExperiment
 from grpo_ablate.spec.resolve import Experiment
-from grpo_ablate.workflow.digest import TRAINING, digest_of
+from grpo_ablate.workflow.digest import TRAINING, digest_of, row_digest
 from grpo_ablate.workflow.grid import (
     ACROSS,
     ARXIV,
@@ -30,6 +31,7 @@ from grpo_ablate.workflow.grid import (
     RESULTS,
     TABLES,
     Grid,
+    conform_tables,
     digest_file,
     exact_table,
     made,
@@ -51,6 +53,9 @@ PROPOSITION_TABLE = "grpo_ablate.exact.propositions.table.write_propositions"
 PAPER_BUILD = "grpo_ablate.analysis.paper.build"
 ARXIV_BUILD = "grpo_ablate.analysis.arxiv.build"
 PAGE = "grpo_ablate.analysis.page.write_page"
+PACKAGE = Path(__file__).parents[1]
+# What trains with the other trainer, beside the training code of the rows.
+OTHER_TRAINER = (*(PACKAGE / "conform").glob("*.py"), *(PACKAGE / "bench").glob("trl_*.py"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ def settle_all(grid: Grid) -> None:
     """
     if Path(RESULTS).exists() and not os.access(RESULTS, os.W_OK | os.X_OK):
         raise UserError(f"{RESULTS}: cannot be written: permission denied.")
-    steps = [*_starts(grid), *_training(grid), *_analysis(grid), *_exact(grid), *_smoke(grid)]
+    steps = [
+        *_starts(grid), *_training(grid), *_analysis(grid), *_exact(grid), *_conform(grid), *_smoke(grid),
+    ]  # fmt: skip
     if not any(Path(".snakemake/metadata").glob("*")):
         _align(step for step in steps if step.recorded == step.key)
     for step in steps:
@@ -171,6 +178,18 @@ def _exact(grid: Grid) -> Iterator[Step]:
         yield _step("draw", name, table | figures, grid.figures(name))
     if grid.exact:
         yield _step("exact", "propositions", {"code": digest_of(PROPOSITION_TABLE)}, list(PROPOSITIONS))
+
+
+def _conform(grid: Grid) -> Iterator[Step]:
+    for name, experiment in grid.conform.items():
+        content = _content(experiment) | {
+            "figures": [[figure.kind, figure.options] for figure in experiment.figures],
+            "question": experiment.question,
+            "trained": [row_digest(row.effective) for row in experiment.rows],
+            "code": [_bytes_digest(sorted(OTHER_TRAINER)), _drawing(experiment)],
+            "trl": version("trl"),
+        }
+        yield _step("conform", name, content, [*conform_tables(name), *grid.figures(name)])
 
 
 def _drawing(experiment: Experiment | ExactExperiment) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_ablate import metrics
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.exact_files import ExactExperiment
+from grpo_ablate.spec.resolve import CONFORM
 
 if TYPE_CHECKING:
     from grpo_ablate.spec.resolve import Experiment, FigureSpec
@@ -39,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "clipping": {"x": "updates", "rows": None},
     "tradeoff": {"x": "eval/kl", "metric": None, "rows": None},
     "breakdown": {"rows": None},
+    "trainers": {},
 }
 # The same of exact experiments.
 EXACT_KINDS: dict[str, dict[str, Any]] = {
@@ -56,6 +58,7 @@ EXACT_KINDS: dict[str, dict[str, Any]] = {
     "weight": {},
 }
 COMPARED = ("differences",)  # kinds that show the comparison
+TWO_TRAINERS = ("trainers",)  # kinds that show two trainers; their experiments take no other
 FORMATS = ("pdf", "png")
 COUNTERS = ("updates", "rollouts", "tokens", "seconds")  # what a learning curve may be drawn against
 
@@ -92,6 +95,11 @@ def options(experiment: Experiment | ExactExperiment, figure: FigureSpec) -> dic
         experiment.row(str(row))
     if figure.kind in ("sweep", "grid"):
         _check_axes(where, experiment, figure.kind, found)
+    if (figure.kind in TWO_TRAINERS) != experiment.path.name.startswith(CONFORM):
+        raise UserError(
+            f"{where}: {figure.kind}: experiments of two trainers, {CONFORM}*.yaml, have figures of the kind "
+            f"{', '.join(TWO_TRAINERS)}, and others have not."
+        )
     if figure.kind == "published" and experiment.published is None:
         raise UserError(f"{where}: {figure.kind} sets ours beside a published table: name it under 'published'.")
     return found
