@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -128,6 +129,10 @@ def settled(spec: Spec, where: str) -> Spec:
 def _with_contents(task: JsonlTask) -> JsonlTask:
     from grpo_ablate.tasks.text.rows import questions
 
+    if task.verifier == "math-verify" and find_spec("math_verify") is None:
+        raise UserError(
+            "task.verifier is math-verify, but that package is not installed: pip install 'grpo-ablate[tasks]'."
+        )
     found, stated = questions(task), task.contents
     if stated.sha256 not in ("", found.sha256):
         raise UserError(f"task.contents.sha256 is {stated.sha256}, but {task.path} now has {found.sha256}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,24 @@ def test_more_prompts_than_questions_are_refused_once_they_are_counted(write: Wr
     testbed = {"sampling": {**SAMPLING["sampling"], "prompts": 20, "prompt_order": "each-once"}}
     with pytest.raises(UserError, match=r"sampling\.prompts is 20, but the task has \d prompts"):
         resolved(write, {**JSONL, "held_out_share": 0.5}, **testbed)
+
+
+def test_a_package_that_is_not_installed_is_named(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines("data.jsonl")
+    monkeypatch.setattr("grpo_ablate.spec.text_tasks.find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"math-verify, but that package is not installed: pip install 'grpo-ablate\[t"
+    ):
+        resolved(write, {**JSONL, "verifier": "math-verify"})
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(
+        UserError, match=r"reasoning-gym, but that package is not installed: pip install 'grpo-ablate\["
+    ):
+        resolved(write, {"name": "reasoning-gym", "dataset": "chain_sum"})
 
 
 def test_a_text_task_needs_a_pretrained_model(write: Write) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_ablate.spec.resolve import load_experiment
-from grpo_ablate.spec.schema import WarmStart
+from grpo_ablate.spec.schema import Spec, WarmStart
 from grpo_ablate.spec.warmstart import start_of
 from grpo_ablate.workflow.digest import digest, row_digest, start_digest
 from grpo_ablate.workflow.sources import Sources
@@ -228,6 +229,41 @@ def test_a_row_depends_on_its_own_task_policy_and_warm_start(
 ) -> None:
     sources = edited(tmp_path, file, old, new)
     assert {name for name, spec in LANGUAGE.items() if row_digest(spec, sources) != row_digest(spec)} == changed
+
+
+def text_row(task: dict[str, Any], **sections: Any) -> Spec:
+    policy = {"name": "huggingface", "model": "organisation/model"}
+    return Spec.model_validate({"task": task, "policy": policy, "budget": {"rollouts": 64}, **sections})
+
+
+FILE = {"name": "jsonl", "path": "data.jsonl"}
+TEXTS = {
+    "selection": SELECTION,
+    "addition": text_row({"name": "addition"}),
+    "exact": text_row({**FILE, "verifier": "exact"}),
+    "chrf": text_row({**FILE, "verifier": "chrf"}),
+    "model": text_row({**FILE, "verifier": "exact"}, reward={"source": "model", "model": "folder"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("tasks/text/addition.py", "    def judge(", "    def judge(added, ", {"addition"}),
+        ("tasks/text/rows.py", "def _question(", "def _question(added, ", {"exact", "chrf", "model"}),
+        ("tasks/text/verifiers.py", "def chrf(", "def chrf(added, ", {"chrf"}),
+        ("tasks/text/verifiers.py", "def latex(", "def latex(added, ", set()),
+        ("tasks/text/quantities.py", "def quantity(", "def quantity(added, ", set(TEXTS) - {"selection"}),
+        ("tasks/text/tokenized.py", "    def decoded(", "    def decoded(added, ", set(TEXTS) - {"selection"}),
+        ("tasks/text/worker.py", "def _called(", "def _called(added, ", set(TEXTS) - {"selection"}),
+        ("tasks/text/reward_model.py", "    def scores(", "    def scores(added, ", {"model"}),
+    ],
+)
+def test_a_row_in_words_depends_on_its_own_task_verifier_and_scorer(
+    tmp_path: Path, file: str, old: str, new: str, changed: set[str]
+) -> None:
+    sources = edited(tmp_path, file, old, new)
+    assert {name for name, spec in TEXTS.items() if row_digest(spec, sources) != row_digest(spec)} == changed
 
 
 def test_the_code_of_a_warm_start_is_no_part_of_a_run_without_one(tmp_path: Path) -> None:

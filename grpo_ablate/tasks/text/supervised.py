@@ -18,13 +18,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from grpo_ablate.errors import UserError
-from grpo_ablate.tasks.text.worker import BY_THE_CLOCK, CLOCK, COMPUTING
+from grpo_ablate.tasks.text.worker import BY_THE_CLOCK, CLOCK, COMPUTING, serve
 
 GRACE = 10.0  # seconds by which a process may be late to end itself
 START = 300.0  # seconds that a process may take to import what it needs
-PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from grpo_ablate.tasks.text.worker import serve; serve({descriptor})"
-)
+PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import {function}; {function}({descriptor})"
 MOST_WORKERS = 8
 FEW = 16  # calls for which no further process is started
 
@@ -56,7 +54,9 @@ class Worker:
     def start(self) -> None:
         """Start the process and wait until it has imported what the function needs."""
         self.connection, theirs = Pipe()
-        program = PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+        program = PROGRAM.format(
+            path=sys.path, module=serve.__module__, function=serve.__name__, descriptor=theirs.fileno()
+        )
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", program],
