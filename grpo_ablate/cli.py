@@ -342,10 +342,11 @@ def _compare(arguments: Arguments) -> None:
 def _across(arguments: Arguments) -> None:
     from grpo_ablate.analysis.across import write_across
     from grpo_ablate.analysis.comparison import read_comparison
-    from grpo_ablate.spec.resolve import load_experiments
+    from grpo_ablate.spec.resolve import load_experiments, standing
 
     tables = arguments.results / "tables"
-    found = [read_comparison(tables / f"{experiment.name}-comparison.json") for experiment in load_experiments()]
+    names = [experiment.name for experiment in standing(load_experiments())]
+    found = [read_comparison(tables / f"{name}-comparison.json") for name in names]
     path = write_across(found, arguments.results)[0]
     print(f"rows over several testbeds: {path.with_suffix('.md')}")
 

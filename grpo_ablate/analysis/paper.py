@@ -88,10 +88,10 @@ def build(
 
     from grpo_ablate.analysis.figures import overview
     from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
-    from grpo_ablate.spec.resolve import load_experiments
+    from grpo_ablate.spec.resolve import load_experiments, standing
 
     beside = folder.absolute().parent / "experiments"
-    every = experiments or [*load_experiments(beside), *load_exact_experiments(beside)]
+    every = experiments or [*standing(load_experiments(beside)), *load_exact_experiments(beside)]
     known = {e.name: e for e in told(every, edition)}
     for name in (REPRODUCTION, SWEEP, *theory.TOLD):
         if name not in known:

@@ -37,6 +37,7 @@ from grpo_ablate.tasks.sources import scored
 
 OnEvaluation = Callable[[Loop, Line], None]
 FAULTS = 100  # responses without a verdict that a run keeps
+SPARED = 20  # times the seconds of writing a checkpoint that pass before the next
 
 
 def make_loop(spec: Spec, seeds: range, begin: Begin | None = None) -> Loop:
@@ -145,8 +146,11 @@ class Session:
             self.notes["sessions"].append(provenance(torch.get_num_threads()))
 
     def train(self, request: StopRequest, every: float, on_evaluation: OnEvaluation | None) -> None:
-        """Run the rounds that are left, with a checkpoint every so many seconds and one at the end."""
-        loop, saved = self.loop, time.monotonic()
+        """Run the rounds that are left, with a checkpoint every so many seconds and one at the end.
+
+        Those of a large model are further apart, so that writing them takes a twentieth of the time at most.
+        """
+        loop, saved, cost = self.loop, time.monotonic(), 0.0
         progress = Progress(f"{self.testbed} {self.identity['spec'][:8]}", self.spec.rounds)
         while not loop.finished:
             line = self.advance()
@@ -158,9 +162,12 @@ class Session:
                     on_evaluation(loop, line)
             progress.round(loop.round, reward)
             reason = request.pending()
-            if loop.finished or reason or time.monotonic() - saved >= every:
+            pause = max(every, SPARED * cost) if every else 0.0
+            if loop.finished or reason or time.monotonic() - saved >= pause:
+                began = time.monotonic()
                 self.save()
                 saved = time.monotonic()
+                cost = saved - began
             if reason and not loop.finished:
                 progress.close()
                 raise UserError(
@@ -211,13 +218,14 @@ class Session:
 
     def save(self) -> None:
         """Write the checkpoint."""
+        seconds, devices = self.seconds(), self.devices()
         notes = {
             **self.notes,
-            "seconds": self.seconds(),
+            "seconds": seconds,
             "parts": self.loop.seconds,
             "peak": max(peak_memory(), self.notes["peak"]),
-            "devices": (devices := self.devices()),
-            "device_seconds": self.notes["device_seconds"] + len(devices) * (time.monotonic() - self.began),
+            "devices": devices,
+            "device_seconds": self.notes["device_seconds"] + len(devices) * (seconds - self.notes["seconds"]),
             "device_peak": max(peak_device_memory(), self.notes["device_peak"]),
         }
         try:

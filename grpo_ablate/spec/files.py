@@ -115,6 +115,7 @@ class TestbedFile(Spec):
     seeds_per_job: Annotated[int, Field(ge=1, le=10_000)] = 8
     stale: Literal["rerun", "keep"] = "rerun"  # what to do with results of older training code
     stream: bool = False  # long runs log to MLflow while they train
+    on_request: bool = False  # trained by its experiments' own targets, not by `all`, the paper or the smoke test
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0  # GPUs that a job leases; several train one run side by side
 
 

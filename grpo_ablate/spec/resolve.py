@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Testbed:
     stale: str
     stream: bool
     gpus: int = 0
+    on_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,9 @@ def load_testbed(path: Path) -> tuple[Testbed, TestbedFile]:
             f"{path}: gpus is {file.gpus}, but only a pretrained model (policy.name huggingface) trains one run on "
             "several GPUs: write gpus: 1."
         )
-    testbed = Testbed(path.stem, path, file.quick, file.seeds_per_job, file.stale, file.stream, file.gpus)
+    testbed = Testbed(
+        path.stem, path, file.quick, file.seeds_per_job, file.stale, file.stream, file.gpus, file.on_request
+    )
     return testbed, file
 
 
@@ -274,6 +277,11 @@ def figure_specs(figures: Figures) -> tuple[FigureSpec, ...]:
         FigureSpec(figure) if isinstance(figure, str) else FigureSpec(*next(iter(figure.items())))
         for figure in figures
     )
+
+
+def standing(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """Return the experiments of the whole grid: those whose testbed is not trained on request alone."""
+    return [experiment for experiment in experiments if not experiment.testbed.on_request]
 
 
 def load_experiments(folder: Path = Path("experiments")) -> list[Experiment]:

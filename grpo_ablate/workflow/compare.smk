@@ -62,7 +62,7 @@ rule across:
     input:
         plan=plan("across", "across"),
         comparisons=expand(
-            "results/tables/{experiment}-comparison.json", experiment=GRID.experiments
+            "results/tables/{experiment}-comparison.json", experiment=GRID.standing
         ),
     output:
         table=report(

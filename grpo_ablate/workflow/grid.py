@@ -16,6 +16,7 @@ from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
 from grpo_ablate.spec.identity import from_canonical
 from grpo_ablate.spec.resolve import Experiment, load_conform_experiments, load_experiments
+from grpo_ablate.spec.resolve import standing as standing_of
 from grpo_ablate.spec.warmstart import Start, start_of, starts
 from grpo_ablate.workflow.guard import guard
 
@@ -66,6 +67,7 @@ class Grid:
         self.experiments = {experiment.name: experiment for experiment in experiments}
         self.exact = {experiment.name: experiment for experiment in exact}
         self.conform = {experiment.name: experiment for experiment in conform}
+        self.standing = [experiment.name for experiment in standing_of(self.experiments.values())]
         self.cells = cells(self.experiments.values())
         self._specs = {(cell.testbed, cell.hash[:8]): cell.spec_json for cell in self.cells}
         self.starts = starts([*self.cells, *cells(self.conform.values())])
@@ -173,7 +175,7 @@ class Grid:
     @cached_property
     def across(self) -> list[str]:
         """The table of what holds over several testbeds, where there are several."""
-        return [*ACROSS, made("across", "across")] if len(self.testbeds) > 1 else []
+        return [*ACROSS, made("across", "across")] if len(self.standing_testbeds) > 1 else []
 
     @cached_property
     def exact_results(self) -> list[str]:
@@ -188,7 +190,7 @@ class Grid:
     @cached_property
     def paper_inputs(self) -> list[str]:
         """The tables and figures that the paper reads."""
-        return _paper_inputs([*self.experiments.values(), *self.exact.values()])
+        return _paper_inputs([*(self.experiments[name] for name in self.standing), *self.exact.values()])
 
     @cached_property
     def quick_paper_inputs(self) -> list[str]:
@@ -198,7 +200,7 @@ class Grid:
     @cached_property
     def paper(self) -> list[str]:
         """The paper, where the experiments that it tells of exist."""
-        known = {*self.results(*self.experiments), *self.exact_results}
+        known = {*self.results(*self.standing), *self.exact_results}
         return [*PAPERS["paper"], made("paper", "paper")] if known.issuperset(self.paper_inputs) else []
 
     @cached_property
@@ -223,6 +225,11 @@ class Grid:
     def testbeds(self) -> list[str]:
         """The testbeds that experiments use."""
         return sorted({experiment.testbed.name for experiment in self.experiments.values()})
+
+    @cached_property
+    def standing_testbeds(self) -> list[str]:
+        """The testbeds of the whole grid: those that are not trained on request alone."""
+        return sorted({self.experiments[name].testbed.name for name in self.standing})
 
 
 def _paper_inputs(experiments: list[Experiment | ExactExperiment]) -> list[str]:

@@ -150,12 +150,12 @@ def _analysis(grid: Grid) -> Iterator[Step]:
             "code": _drawing(experiment),
         }
         yield _step("draw", name, content | figures, drawn)
-    over = {"experiments": list(grid.experiments), "code": digest_of(OVER_TESTBEDS)}
+    over = {"experiments": grid.standing, "code": digest_of(OVER_TESTBEDS)}
     yield _step("across", "across", over, list(ACROSS))
     yield _step("controls", "controls", {"code": digest_of(EXACT_CONTROLS)}, list(CONTROLS))
     sources = sorted(path for path in Path("paper").rglob("*") if path.is_file() and path.suffix != ".pdf")
     paper = {"sources": _bytes_digest(sources), "code": digest_of(PAPER_BUILD)}
-    names = [*grid.experiments, *grid.exact]
+    names = [*grid.standing, *grid.exact]
     yield _step("paper", "paper", paper | {"experiments": names}, list(PAPERS["paper"]))
     quick = {"experiments": [*grid.quick, *grid.exact]}
     yield _step("paper", "paper-quick", paper | quick, list(PAPERS["paper-quick"]))
@@ -199,7 +199,7 @@ def _drawing(experiment: Experiment | ExactExperiment) -> str:
 
 def _smoke(grid: Grid) -> Iterator[Step]:
     code = [digest_of(TRAINING, COLLECT, DRAW), _bytes_digest([Path(__file__).with_name("smoke.py")])]
-    for testbed in grid.testbeds:
+    for testbed in grid.standing_testbeds:
         contents = [_content(e) for e in grid.experiments.values() if e.testbed.name == testbed]
         yield _step("smoke", testbed, {"experiments": contents, "code": code}, [])
 

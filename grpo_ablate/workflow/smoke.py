@@ -52,7 +52,7 @@ def reduced(experiment: Experiment) -> Experiment:
             if id in ids
         },
         claims=tuple(claim for claim in experiment.claims if {claim.test.row, claim.test.than} <= ids),
-        testbed=replace(experiment.testbed, seeds_per_job=SEEDS),
+        testbed=replace(experiment.testbed, seeds_per_job=min(SEEDS, experiment.testbed.seeds_per_job)),
         seeds=min(SEEDS, experiment.seeds),
         figures=tuple(figure for figure in experiment.figures if figure.kind != "published"),
         published=None,  # its values are of full runs

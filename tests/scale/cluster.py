@@ -53,7 +53,7 @@ def missing() -> str:
 @contextmanager
 def cluster(folder: Path, gpus: int = 0) -> Iterator[dict[str, str]]:
     """Start munge and SLURM in a new folder, which others may enter; yield the environment of their clients."""
-    for name in ("state", "spool", "."):
+    for name in ("state", "spool", "bin", "."):
         (folder / name).mkdir(exist_ok=True)
         (folder / name).chmod(0o755)
     key = folder / "munge.key"
@@ -69,10 +69,16 @@ def cluster(folder: Path, gpus: int = 0) -> Iterator[dict[str, str]]:
     )  # fmt: skip
     for number in range(gpus):
         (folder / f"gpu{number}").touch()
-    (folder / "gres.conf").write_text(
-        "".join(f"Name=gpu File={folder}/gpu{number} Flags=nvidia_gpu_env\n" for number in range(gpus))
-    )
-    environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(folder / "slurm.conf")}
+    (folder / "gres.conf").write_text("".join(f"Name=gpu File={folder}/gpu{number}\n" for number in range(gpus)))
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}/bin{os.pathsep}{_path()}",
+        "SLURM_CONF": f"{folder}/slurm.conf",
+    }
+    # Snakemake's plugin calls srun without the environment's SLURM variables.
+    srun = folder / "bin/srun"
+    srun.write_text(f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun", path=_path())} "$@"\n')
+    srun.chmod(0o755)
     munge = ["--foreground", "--force", f"--key-file={key}", *_munge_files(folder)]
     started: list[subprocess.Popen[bytes]] = []
     try:

@@ -138,8 +138,10 @@ class VllmEngine:
             logprobs[row, : len(drawn)] = torch.tensor(
                 [step[token].logprob for step, token in zip(output.logprobs, drawn, strict=True)]
             )
-        length = torch.minimum(self.policy.ends.lengths(tokens)[0], given)
-        ended = torch.tensor([output.finish_reason == "stop" for output in outputs])
+        # Ends as every engine has them: vLLM looks for no stop text in the last token that it may draw.
+        length, ended = self.policy.ends.lengths(tokens)
+        ended &= length <= given  # and not by what fills the row
+        length = torch.minimum(length, given)
         return Drawn(
             tokens.view(*shape, limit),
             length.view(shape),
@@ -182,6 +184,7 @@ def _started(policy: HuggingFace, sleeps: bool) -> tuple[Any, Callable[..., Any]
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",  # the folder's penalties are no part of the law
                 disable_log_stats=True,
+                use_tqdm_on_load=False,
                 seed=0,
             )
     except Exception as error:  # vLLM raises what it pleases
