@@ -80,7 +80,7 @@ def test_every_metric_of_a_record_is_published_with_its_meaning(tmp_path):
     train(spec, SEEDS, tmp_path / "run", tmp_path / "scratch", testbed="bench")
     names = read_record(tmp_path / "run").metrics.column_names[5:]
     known = set(METRICS) | {f"eval/pass_at_{k}" for k in (1, 2, 4)}
-    known |= {f"train/component_{name}" for name in spec.task.components}
+    known |= {f"{part}/component_{name}" for part in ("train", "eval") for name in spec.task.components}
     assert set(names) <= known
 
 
