@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.record import check_writable
@@ -51,7 +51,8 @@ def export(experiment: Experiment, row: Row, seed: int, results: Path, folder: P
 
     member = run["seeds"].index(seed)
     parameters = {name: values[member] for name, values in load(content).items()}
-    save_transformers(parameters, spec.policy, make_task(spec.task), folder)
+    task: Any = make_task(spec.task)  # a language task: a stacked policy has no other
+    save_transformers(parameters, spec.policy, task, folder)
 
 
 def _weights(results: Path, cell: Cell, digests: dict[str, Tensor]) -> dict[str, Tensor]:

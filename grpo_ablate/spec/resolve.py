@@ -154,8 +154,8 @@ def load_testbed(path: Path) -> tuple[Testbed, TestbedFile]:
         )
     if file.gpus > 1 and file.policy.name != "huggingface":
         raise UserError(
-            f"{path}: gpus is {file.gpus}, but only a pretrained model (policy.name huggingface) trains one run on "
-            "several GPUs: write gpus: 1."
+            f"{path}: gpus is {file.gpus}, but only a pretrained model (policy.name huggingface) trains one run "
+            "on several GPUs: write gpus: 1."
         )
     testbed = Testbed(
         path.stem, path, file.quick, file.seeds_per_job, file.stale, file.stream, file.gpus, file.on_request

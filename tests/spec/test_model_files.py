@@ -16,7 +16,7 @@ from grpo_ablate.spec.resolve import Row, load_experiment
 TESTBED: dict[str, Any] = {
     "description": "a pretrained model",
     "seeds_per_job": 1,
-    "task": {"name": "arithmetic"},
+    "task": {"name": "addition"},
     "evaluation": {"samples": 1},
     "sampling": {"prompts": 2, "group_size": 2, "max_tokens": 8},
     "budget": {"rollouts": 4},

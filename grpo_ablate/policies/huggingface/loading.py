@@ -90,7 +90,7 @@ def load_model(settings: HuggingFacePolicy) -> Any:
     logging.set_verbosity_error()
     try:
         config = without_dropout(AutoConfig.from_pretrained(where, revision=settings.revision))
-        model, told = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
             config=config,
             revision=settings.revision,
@@ -98,6 +98,7 @@ def load_model(settings: HuggingFacePolicy) -> Any:
             attn_implementation="sdpa",
             output_loading_info=True,
         )
+        model, told = loaded
         model = model.to(device)
     except torch.OutOfMemoryError:
         raise UserError(

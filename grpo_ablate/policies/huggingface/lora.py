@@ -28,7 +28,8 @@ def add_adapters(model: Any, settings: Lora, keys: Keys) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise UserError("policy.lora needs the package peft: install it with `pip install peft`.") from None
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules="all-linear")
+    alpha: Any = settings.alpha  # peft divides by the rank, whatever its annotation says
+    config = LoraConfig(r=settings.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear")
     try:
         inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     except ValueError as error:

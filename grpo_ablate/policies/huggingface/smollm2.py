@@ -69,7 +69,8 @@ def _make(packed: Path, folder: Path) -> None:
         ) from None
     # Another configuration: that of the file says that the weights are quantised, which vLLM would believe.
     told = {k: v for k, v in quantised.config.to_dict().items() if k not in ("quantization_config", "dtype")}
-    model = LlamaForCausalLM(LlamaConfig(**told)).to(torch.float32)
+    model: Any = LlamaForCausalLM(LlamaConfig(**told))  # typed, transformers 5 refuses its own methods
+    model.to(torch.float32)
     model.load_state_dict(quantised.state_dict())
     model.generation_config = quantised.generation_config
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
