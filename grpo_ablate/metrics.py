@@ -114,7 +114,7 @@ _PUBLISHED = (
     Meaning(
         "train/engine_sample_size",
         "token",
-        "effective sample size per token of the weights that make the engine's draws the trainer's: 1 for equal laws",
+        "effective sample size per token of weights that turn the engine's law into the trainer's; 1: equal laws",
     ),
     Meaning("train/engine_kl", "token", "KL(engine, trainer) at a generated token: the k3 estimate"),
 )
