@@ -24,6 +24,7 @@ from grpo_ablate.algorithm.loop import Loop
 from grpo_ablate.algorithm.packing import pack
 from grpo_ablate.parallel.group import Group, joined
 from grpo_ablate.parallel.policy import DividedPolicy, FirstScores
+from grpo_ablate.policies.huggingface.loading import DTYPES
 from grpo_ablate.policies.huggingface.policy import HuggingFace
 from grpo_ablate.policies.stacked.policy import Stacked
 from grpo_ablate.policies.tabular import Tabular
@@ -113,8 +114,8 @@ def cases(folder: Path) -> dict[str, tuple[Spec, list[int]]]:
         sections = {key: COLD.get(key, {}) | changes.get(key, {}) for key in COLD | changes}
         found[f"transformer: {name}"] = (language_spec(**sections), [7])
     for name, sections in PRETRAINED.items():
-        # Not AdamW: it makes a step out of what rounding leaves of a gradient that is 0.
-        plain = {"evaluation": Evaluation(every=2, samples=2), "optimizer": Optimizer(learning_rate=0.1)}
+        # Short steps: a long one enlarges what rounding leaves, and AdamW makes one of a gradient that is 0.
+        plain = {"evaluation": Evaluation(every=2, samples=2), "optimizer": Optimizer(learning_rate=3e-3)}
         found[f"pretrained: {name}"] = (pretrained_specs.spec(folder, 3, **plain, **sections), [5])
     return found
 
@@ -125,6 +126,11 @@ NAMES = [
     *(f"pretrained: {name}" for name in PRETRAINED),
 ]
 POLICIES: dict[str, Any] = {"tabular": DivisibleTabular, "stacked": DivisibleStacked, "huggingface": HuggingFace}
+
+
+# A pretrained model computes its forward pass in float64 here: what rounding does to float32 depends on which
+# responses share a microbatch, and is as large as the differences that are looked for.
+DTYPES["float32"] = torch.float64
 
 
 def trained(spec: Spec, seeds: list[int], group: Group | None = None, share: str = "") -> dict[str, Any]:

@@ -70,14 +70,18 @@ def test_two_processes_compute_what_one_does(divided, alone, name: str, share: s
         assert len(found["batches"]) == len(expected["batches"])
         for round, (ours, theirs) in enumerate(zip(found["batches"], expected["batches"], strict=True)):
             assert ours.keys() == theirs.keys()
-            present = theirs["present"]
             for key, values in theirs.items():
-                wide = values.dim() > 2 and values.shape[:3] == present.shape
-                hidden = ~present.reshape(*present.shape, *(1 for _ in values.shape[3:])) if wide else None
-                one, other = ours[key], values
-                if hidden is not None:  # what is not present may hold anything
-                    one, other = one.masked_fill(hidden, 0), other.masked_fill(hidden, 0)
-                assert_close(one, other, f"round {round}: {key}")
+                assert_close(seen(ours[key], theirs), seen(values, theirs), f"round {round}: {key}")
+
+
+def seen(values: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Return what is read of a batch's tensor: responses that exist, scored tokens; the rest may hold anything."""
+    present = batch["present"]
+    if values.shape[:4] == batch["token"].shape:
+        present = batch["token"] & present[..., None]
+    if values.shape[: present.dim()] != present.shape:
+        return values
+    return values.masked_fill(~present.reshape(*present.shape, *(1 for _ in values.shape[present.dim() :])), 0)
 
 
 def test_both_processes_hold_the_same_bits(divided) -> None:
