@@ -141,7 +141,7 @@ class Grid:
         """The figure files of an experiment."""
         from grpo_ablate.analysis.figures import outputs
 
-        known = {**self.experiments, **self.exact, **self.conform}
+        known: dict[str, Experiment | ExactExperiment] = {**self.experiments, **self.exact, **self.conform}
         return [f"{RESULTS}/{path}" for path in outputs(known[name])]
 
     def label(self, name: str, path: str) -> dict[str, str]:

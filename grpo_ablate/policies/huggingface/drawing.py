@@ -19,7 +19,6 @@ from transformers import (
 from grpo_ablate.algorithm.sampling import law_logprobs
 from grpo_ablate.policies.huggingface.ends import Ends
 from grpo_ablate.policies.huggingface.requests import Drawn, Request, cuts, packed
-from grpo_ablate.policies.stacked.drawing import invert
 from grpo_ablate.rng import Keys
 from grpo_ablate.spec.schema import Sampling
 
@@ -147,7 +146,7 @@ class KeyedLaw(LogitsProcessor):
 
     def _drawn(self, scores: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logprobs = law_logprobs(scores.float(), self.law)
-        tokens = invert(logprobs.double().exp(), uniforms)
+        tokens = inverted(logprobs.exp(), uniforms)
         tokens = torch.where(uniforms < 0, logprobs.argmax(-1), tokens)
         support = packed(logprobs > -torch.inf) if cuts(self.law) else tokens[:, None]
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0], support
@@ -160,6 +159,21 @@ class KeyedLaw(LogitsProcessor):
             return torch.stack([*steps, *[torch.full_like(steps[0], value)] * missing], 1)
 
         return whole(self.tokens, pad), whole(self.logprobs, 0.0), whole(self.support, 0)
+
+
+def inverted(probability: Tensor, uniform: Tensor) -> Tensor:
+    """Return the tokens int64 [R] at which the distribution function passes ``uniform`` float64 [R].
+
+    ``probability`` [R, V]. A token of probability 0 is never returned, whatever the rounding of the sums. The same
+    uniforms give neighbouring policies mostly the same tokens, which pairs the rows of a seed.
+
+    >>> inverted(torch.tensor([[0.5, 0.0, 0.5]] * 4), torch.tensor([0.0, 0.49, 0.5, 0.99], dtype=torch.float64))
+    tensor([0, 0, 2, 2])
+    """
+    cumulative = probability.cumsum(-1, dtype=torch.float64)
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())  # the last that can be drawn
+    found = torch.searchsorted(cumulative, uniform[:, None].clamp(min=0).contiguous(), right=True)
+    return torch.minimum(found, last)[:, 0]
 
 
 class TextsReached(StoppingCriteria):
