@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.start_files import Begin, found_start
-from grpo_ablate.spec.cells import Cell, row_cells
+from grpo_ablate.spec.cells import Cell, trained_cells
 from grpo_ablate.spec.identity import canonical_json, from_canonical, parse_spec, spec_hash
 from grpo_ablate.spec.resolve import find_row
 from grpo_ablate.spec.warmstart import Start, cell_start, parse_start, starts
@@ -71,7 +71,7 @@ def warmstart_command(arguments: argparse.Namespace) -> int:
         found = [parse_start(arguments.cell, seeds, "--cell")]
     else:
         experiment, row = find_row(arguments.row)
-        blocks = row_cells(experiment, row)
+        blocks = trained_cells(experiment, row)
         own = blocks if seeds is None else [Cell(blocks[0].testbed, row.hash, *seeds, blocks[0].spec_json)]
         found = starts(own)
         if not found:
@@ -122,7 +122,7 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
     if arguments.row is None:
         raise UserError("name a row to train, as in experiments/selection.yaml:ROW.")
     experiment, row = find_row(arguments.row)
-    blocks = row_cells(experiment, row)
+    blocks = trained_cells(experiment, row)
     if seeds is None:
         return blocks
     return [Cell(blocks[0].testbed, row.hash, *seeds, blocks[0].spec_json)]

@@ -104,6 +104,10 @@ class Experiment:
                 return row
         raise UserError(f"{self.path}: no row '{name}'; {nearest(name, [row.id for row in self.rows])}")
 
+    def trained_row(self, name: str) -> Row:
+        """Return the row, control or row at a learning rate of that id; else as `row`, which offers all of them."""
+        return replace(self, rows=self.trained_rows).row(name)
+
 
 # A preset settles these whole, whatever the testbed says: what it does not name is neutral.
 _PRESET_OWNS: dict[str, tuple[str, ...]] = {
@@ -371,9 +375,9 @@ def _settings(settings: Sequence[str]) -> Sparse:
 
 
 def find_row(address: str) -> tuple[Experiment, Row]:
-    """Return the experiment and row of an address ``experiments/x.yaml:row``."""
+    """Return the experiment and row of an address ``experiments/x.yaml:row``; the row may be a control's."""
     path, colon, name = address.rpartition(":")
     if not colon:
         raise UserError(f"'{address}': expected a file and a row, as in experiments/selection.yaml:ROW.")
     experiment = load_experiment(Path(path))
-    return experiment, experiment.row(name)
+    return experiment, experiment.trained_row(name)
