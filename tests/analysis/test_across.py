@@ -7,30 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import TESTBED
 from rliable import metrics as rliable
-from tidy_runs import lines, table, written
+from tidy_runs import lines, table
 
 from grpo_ablate.analysis.across import across, write_across
 from grpo_ablate.analysis.compare import compare
 from grpo_ablate.analysis.comparison import ControlResult
 
-ROWS = """
-question: Does it matter?
-testbed: tiny
-baseline: base
-seeds: 6
-rows:
-  base: {}
-  other: {advantage: {scale: none}}
-  third: {advantage: {ddof: 1}}
-"""
-
 
 @pytest.fixture
-def comparisons(tmp_path):
+def comparisons(three_rows):
     """Three comparisons on two testbeds; the row third is in one testbed only, the last comparison is a repeat."""
-    experiment = replace(written(tmp_path, ROWS, TESTBED), controls=())
+    experiment = replace(three_rows, seeds=6)
     numbers = np.random.default_rng(0)
 
     def scores(shift):
