@@ -90,6 +90,12 @@ def test_a_wrong_experiment_is_refused_in_one_sentence(
             ["train", "experiments/none.yaml:a"],
             "experiments/none.yaml: cannot be read: No such file or directory.",
         ),
+        (
+            ["plan", "case"],
+            "case: cannot be read: No such file or directory; did you mean 'experiments/case.yaml'?",
+        ),
+        (["plan", "experiments/cse.yaml"], "did you mean 'experiments/case.yaml'?"),
+        (["train", "case:a"], "did you mean 'experiments/case.yaml'?"),
         (["train", "a"], "'a': expected a file and a row"),
         (
             ["train", "experiments/case.yaml:a", "--dump", "batch.json"],
