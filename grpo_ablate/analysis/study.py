@@ -45,8 +45,11 @@ def run_publish(paths: Sequence[Path], results: Path, folder: Path) -> None:
 
 
 def run_archive(paths: Sequence[Path], results: Path, target: Path) -> None:
-    """Write the archive of the experiments named, else of all that are trained and of the exact ones."""
-    from grpo_ablate.analysis.archive import archive
+    """Write the archive of the experiments named, else of all that are trained and of the exact ones.
+
+    Prints its name, then what of the work is not in it.
+    """
+    from grpo_ablate.analysis.archive import archive, unfinished
 
     experiments = _trained(paths, results)
     folder = experiments[0].path.parent
@@ -54,6 +57,11 @@ def run_archive(paths: Sequence[Path], results: Path, target: Path) -> None:
         () if paths else (*sorted(folder.glob(f"{EXACT}*.yaml")), *sorted((folder / "policies").glob("*.json")))
     )
     print(archive(experiments, results, target, others))
+    for words in filter(None, (unfinished(experiment, results) for experiment in experiments)):
+        print(words)
+    kept = {experiment.name for experiment in experiments}
+    if untrained := [experiment.name for experiment in _chosen(paths) if experiment.name not in kept]:
+        print(f"left out, nothing of them is trained: {', '.join(untrained)}")
 
 
 def _chosen(paths: Sequence[Path]) -> list[Experiment]:
