@@ -130,6 +130,7 @@ class ClaimResult:
     verdict: Verdict
     words: str  # the verdict with its reason: the interval, the smallest effect that could have been seen
     sign_flip_reaches: bool  # whether with n seeds a sign-flip test could reach the corrected level
+    decided: str = ""  # that the claim was added or changed after a look at results
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Scores:
 
     def __init__(self, experiment: Experiment, runs: pd.DataFrame):
         self.experiment = experiment
+        self.metrics = tuple(name for name in runs.columns if name.startswith(("eval/", "train/")))
         ordered = runs.sort_values(["seed", "round"], kind="stable")
         parts = dict(iter(ordered.groupby(["row", "role"], sort=False)))
         self._main = {row: lines for (row, role), lines in parts.items() if role != "tuning"}

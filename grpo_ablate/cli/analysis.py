@@ -70,21 +70,22 @@ def _log(arguments: Arguments) -> None:
 
 def _collect(arguments: Arguments) -> None:
     from grpo_ablate.analysis.collect import collect
+    from grpo_ablate.analysis.exact_controls import read_exact_controls
     from grpo_ablate.spec.resolve import load_experiment
 
-    collect(load_experiment(arguments.experiment), arguments.results, arguments.source, partial=arguments.partial)
+    experiment, results = load_experiment(arguments.experiment), arguments.results
+    exact = read_exact_controls(results)
+    collect(experiment, results, arguments.source, partial=arguments.partial, exact=exact)
 
 
 def _compare(arguments: Arguments) -> None:
-    from grpo_ablate.analysis.compare_command import compared
-    from grpo_ablate.analysis.compare_tables import write_comparison
+    from grpo_ablate.analysis.compare_command import write_compared
     from grpo_ablate.analysis.compare_text import as_text
     from grpo_ablate.analysis.comparison import as_json
     from grpo_ablate.spec.resolve import load_experiment
 
     experiment = load_experiment(arguments.experiment)
-    found = compared(experiment, arguments.results, arguments.source, partial=arguments.partial)
-    write_comparison(experiment, found, arguments.results / "tables")
+    found = write_compared(experiment, arguments.results, arguments.source, partial=arguments.partial)
     print(as_json(found).decode() if arguments.json else as_text(found), end="" if arguments.json else "\n")
 
 

@@ -105,7 +105,7 @@ class Experiment:
         raise UserError(f"{self.path}: no row '{name}'; {nearest(name, [row.id for row in self.rows])}")
 
     def trained_row(self, name: str) -> Row:
-        """Return the row, control or row at a learning rate of that id; else as `row`, which offers all of them."""
+        """Return the row, control or row at a learning rate of that id, or raise as `row` does."""
         return replace(self, rows=self.trained_rows).row(name)
 
 

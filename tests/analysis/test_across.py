@@ -64,7 +64,12 @@ def test_the_table_holds_the_numbers_and_is_the_same_twice(comparisons, tmp_path
 
 def test_a_failed_control_and_missing_runs_stand_above_the_table_over_testbeds(comparisons, tmp_path):
     broken = ControlResult("control.a-a", "the baseline again", False, "differs", 0.0, 0.001)
-    whole = [replace(comparisons[0], controls=(broken,), partial="Partial: 3 of 4 runs."), *comparisons[1:]]
-    for path in write_across(whole, tmp_path)[1:]:
+    late, partial = "2 of 6 seeds were added after a look at results.", "Partial: 3 of 4 runs."
+    whole = [replace(comparisons[0], controls=(broken,), partial=partial, notes=(late,)), *comparisons[1:]]
+    table, *printed = write_across(whole, tmp_path)
+    for path in printed:
         shown = path.read_text()
-        assert 0 <= shown.index("small: CONTROL FAILED") < shown.index("Partial") < shown.index("Pairs")
+        said = ("small: CONTROL FAILED", f"small: {partial}", f"small: {late}", "Pairs")
+        places = [shown.index(words) for words in said]
+        assert places == sorted(places)
+    assert pd.read_csv(table)["partial"].tolist() == [f"small: {partial}"]

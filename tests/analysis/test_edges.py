@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from tidy_runs import BASE, START, above, lines, table, with_claims
 
 from grpo_ablate.analysis.compare import compare
-from grpo_ablate.analysis.compare_tables import rows_table, verdict
+from grpo_ablate.analysis.compare_tables import comparison_files, rows_table, verdict
 from grpo_ablate.analysis.compare_text import as_text
 from grpo_ablate.analysis.comparison import as_json, read_comparison
+from grpo_ablate.analysis.notes import Changes
 
 NAN = float("nan")
 
@@ -135,3 +137,35 @@ def test_partial_tables_say_so_and_count_the_seeds_of_each_row(three_rows):
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_huge_scores_are_compared_without_a_warning(three_rows):
     compare(three_rows, table(lines("base", BASE), lines("other", [1e308] * 8)))
+
+
+def test_an_interval_that_excludes_0_does_not_look_as_if_it_held_it(three_rows):
+    """Its lower bound is .00003, where three decimals are shown."""
+    gaps = np.tile([0.01, -0.01], 4)
+    half = stats.t.ppf(0.975, 7) * gaps.std(ddof=1) / 8**0.5
+    own = (np.array(BASE) + gaps + half + 3e-5).tolist()
+    found = compare(three_rows, table(lines("base", BASE), lines("other", own)))
+    shown = rows_table(found)
+    row = dict(zip(shown.header, shown.rows[1], strict=True))
+    assert row["Verdict"] == "higher" and row["95 % interval"].startswith("[0.00003, 0.0")
+    asked = with_claims(three_rows, {"is": "better", "row": "other", "than": "base"})
+    words = compare(asked, table(lines("base", BASE), lines("other", own))).claims[0].words
+    assert words.startswith("higher; +0.00897 [0.00003, 0.0179")
+
+
+def test_a_claim_decided_on_after_a_look_says_so_wherever_its_verdict_stands(three_rows):
+    asked = with_claims(three_rows, {"is": "better", "row": "other", "than": "base"})
+    late = Changes(claims=(("claim-0", "added"), ("gone", "dropped")))
+    found = compare(asked, table(lines("base", BASE), lines("other", above(0.05))), changes=late)
+    said = "the claim was added after a look at results"
+    assert found.claims[0].verdict == "supported" and said in verdict(found.claims[0])
+    assert said in " ".join(as_text(found).split())
+    files = {ending: content.decode() for ending, content in comparison_files(found).items()}
+    for ending in ("md", "tex", "typ"):
+        assert said in files[f"-claims.{ending}"]
+        for part in ("comparison", "claims"):
+            for note in ("The claim claim-0 was added", "The claim gone was dropped"):
+                assert f"{note} after a look at results." in files[f"-{part}.{ending}"]
+    assert ",added after a look at results," in files["-claims.csv"]
+    whole = compare(asked, table(lines("base", BASE), lines("other", above(0.05))))
+    assert not any("after a look" in content.decode() for content in comparison_files(whole).values())
