@@ -10,7 +10,7 @@ from grpo_ablate.cli.options import Add, Arguments
 
 def add_commands(add: Add) -> None:
     """Add verify, publish, archive, merge and published."""
-    sub = add("verify", _verify, "check every record, and compare with the tables of a published run")
+    sub = add("verify", _verify, "check every record and table, and compare with the tables of a published run")
     options.experiments(sub)
     sub.add_argument(
         "--against",
