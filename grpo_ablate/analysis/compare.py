@@ -24,8 +24,6 @@ from grpo_ablate.analysis.comparison import (
     RowResult,
     Spent,
     TunedRow,
-    as_json,
-    read_comparison,
 )
 from grpo_ablate.analysis.controls import judge_controls
 from grpo_ablate.analysis.crossed import effects
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from grpo_ablate.spec.resolve import Experiment, Row
-
-__all__ = ["Comparison", "as_json", "compare", "read_comparison"]
 
 
 def compare(

@@ -7,32 +7,14 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_ablate.analysis.alarms import above, alarms
-from grpo_ablate.analysis.comparison import FILES, VERDICTS, ClaimResult, Comparison, RowResult, as_json
+from grpo_ablate.analysis.comparison import VERDICTS, ClaimResult, Comparison, RowResult, as_json
 from grpo_ablate.analysis.failures import failure_notes
 from grpo_ablate.analysis.tables import DIALECTS, STALE, Table, decimals, number, shown_apart
 from grpo_ablate.analysis.words import estimate, interval, p_value
 from grpo_ablate.analysis.words import number as word
-from grpo_ablate.analysis.writing import write_whole
-
-if TYPE_CHECKING:
-    from grpo_ablate.spec.resolve import Experiment
-
-
-def write_comparison(experiment: Experiment, comparison: Comparison, folder: Path) -> list[Path]:
-    """Write ``<experiment>-comparison.*``, ``<experiment>-claims.*`` (`comparison.FILES`); return the paths.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
-    contents = comparison_files(comparison)
-    paths = [folder / f"{experiment.name}{ending}" for ending in FILES]
-    for ending, path in zip(FILES, paths, strict=True):
-        write_whole(path, contents[ending])
-    return paths
 
 
 def comparison_files(comparison: Comparison) -> dict[str, bytes]:

@@ -17,9 +17,8 @@ from grpo_ablate.analysis.tables import DIALECTS, render
 if TYPE_CHECKING:
     from grpo_ablate.spec.resolve import Experiment, Row
 
-COSTS = COUNTERS
 COLUMNS = (
-    "experiment", "row", "label", "metric", "n", "mean", "sd", "ci_low", "ci_high", *COSTS, "failed", "stale",
+    "experiment", "row", "label", "metric", "n", "mean", "sd", "ci_low", "ci_high", *COUNTERS, "failed", "stale",
     "partial",
 )  # fmt: skip
 

@@ -17,8 +17,7 @@ from grpo_ablate.analysis import exact_controls
 from grpo_ablate.analysis.alarms import above, alarms
 from grpo_ablate.analysis.collect import collect
 from grpo_ablate.analysis.compare import compare
-from grpo_ablate.analysis.compare_command import compared
-from grpo_ablate.analysis.compare_tables import write_comparison
+from grpo_ablate.analysis.compare_command import write_compared
 from grpo_ablate.analysis.compare_text import as_text
 from grpo_ablate.analysis.comparison import ControlResult
 from grpo_ablate.analysis.exact_controls import CONTROLS, read_exact_controls, write_exact_controls
@@ -108,12 +107,13 @@ def test_a_failed_control_stands_above_every_table(tmp_path, results):
 
     for cell in cells([experiment]):
         write_record(results, cell, change=shift if cell.hash == again else None)
-    found = compared(experiment, results)
+    collected = collect(experiment, results)
+    printed = {path: path.read_text() for path in collected if path.suffix in (".md", ".tex", ".typ")}
+    found = write_compared(experiment, results)
     assert [control.id for control in found.failed_controls] == ["control.a-a"]
-    paths = [*collect(experiment, results), *write_comparison(experiment, found, results / "tables")]
-    printed = {path: path.read_text() for path in paths if path.suffix in (".md", ".tex", ".typ")}
-    assert len(printed) == 9
-    for path, text in printed.items():
+    tables = [path for path in (results / "tables").iterdir() if path.suffix in (".md", ".tex", ".typ")]
+    assert (len(printed), len(tables)) == (3, 9)
+    for path, text in [*printed.items(), *((path, path.read_text()) for path in tables)]:
         assert re.match(r"\W*(textbf\{|strong\(\")?CONTROL FAILED: the baseline again", text), path
     text = as_text(found)
     assert text.index("CONTROL FAILED") < text.index("controls\n") < text.index("Verdict")
