@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROUNDING = 1e-9  # relative
 NOTHING = 1e-12  # below it, digits are those of rounding
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-Content = bytes | pa.Table
+Content: TypeAlias = "bytes | pa.Table"
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ def _same_lines(one: pa.Table, other: pa.Table) -> bool:
         return False
     for mine, theirs in zip(one.columns, other.columns, strict=True):
         if pa.types.is_floating(mine.type) and pa.types.is_floating(theirs.type):
-            pair = (column.to_numpy(zero_copy_only=False) for column in (mine, theirs))
-            if not np.isclose(*pair, rtol=ROUNDING, atol=NOTHING, equal_nan=True).all():
+            one_side, other_side = mine.to_numpy(), theirs.to_numpy()
+            if not np.isclose(one_side, other_side, rtol=ROUNDING, atol=NOTHING, equal_nan=True).all():
                 return False
         elif mine.to_pylist() != theirs.to_pylist():
             return False
