@@ -263,7 +263,7 @@ def test_a_run_is_not_begun_from_random_weights_by_mistake():
         (lambda folder: (folder / "start.json").write_text("{"), r"start\.json: is not JSON; remove "),
         (
             lambda folder: (folder / "start.json").write_text(
-                (folder / "start.json").read_text().replace('"reward": [', '"reward": [1')
+                (folder / "start.json").read_text().replace('"eval/reward": [', '"eval/reward": [1')
             ),
             r"start\.json: differs from the checksum in it; remove .* to train it again",
         ),
