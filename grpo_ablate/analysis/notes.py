@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,13 +84,9 @@ def changes_after_a_look(experiment: Experiment, results: Path) -> Changes:
 
 
 def _before_a_look(known: Sequence[Plan]) -> Plan:
-    """The last plan before the first look; the first one where there was a look before any was recorded.
-
-    Where that entry is of before rows were recorded, rows and terms are those of the next entry that has them.
-    """
-    first = max(0, next((index for index, entry in enumerate(known) if entry.looked), len(known)) - 1)
-    told = next((entry for entry in known[first:] if entry.rows), known[first])
-    return replace(known[first], rows=told.rows, terms=told.terms)
+    """The last plan before the first look; the first one where there was a look before any was recorded."""
+    first = next((index for index, entry in enumerate(known) if entry.looked), len(known))
+    return known[max(0, first - 1)]
 
 
 def _unplanned(first: Plan, experiment: Experiment, results: Path) -> str:

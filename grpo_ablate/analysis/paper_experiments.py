@@ -268,11 +268,16 @@ def _claim(experiment: str, claim: ClaimResult) -> dict[str, str]:
 
 
 def controls(found: Mapping[str, Comparison]) -> dict[str, Any]:
-    """Return per control how often it was judged and held, and every failure in words."""
+    """Return per control how often it was judged and held, and every failure in words.
+
+    The controls that hold exactly are judged once, however many experiments print them.
+    """
     lines: dict[str, dict[str, Any]] = {}
     for comparison in found.values():
         for control in comparison.controls:
             line = lines.setdefault(control.id, {"label": control.label, "judged": 0, "holding": 0})
+            if not control.id.startswith("control."):  # no run of the experiment's own: the same one everywhere
+                line |= {"judged": 0, "holding": 0}
             line["judged"] += control.holds is not None
             line["holding"] += control.holds is True
     floors = [abs(c.noise_floor.mean) for c in found.values() if c.noise_floor is not None]

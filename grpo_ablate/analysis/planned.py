@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,15 +33,15 @@ class Plan:
     """One state of an experiment's plan. ``claims`` maps an id to all that its verdict depends on.
 
     ``rows`` maps a row's id to its hash, ``terms`` the name of what else decides a comparison (`TERMS`) to its
-    value. Both are empty in entries of before they were recorded.
+    value.
     """
 
     seeds: int
     claims: dict[str, dict[str, Any]]
     recorded: str  # time, ISO 8601
     looked: bool  # runs or tables of the experiment existed
-    rows: dict[str, str] = field(default_factory=dict)
-    terms: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, str]
+    terms: dict[str, Any]
 
     def decides_as(self, other: Plan) -> bool:
         """Whether both plan the same seeds, rows, claims and terms."""
@@ -133,7 +133,7 @@ def _numbered(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _entry(stated: dict[str, Any], where: str) -> Plan:
-    """Return an entry as written; the oldest ones, without rows, have no checksum."""
+    """Return an entry as written."""
     told = {key: value for key, value in stated.items() if key != "checksum"}
     plan = Plan(**told)
     sound = (
@@ -144,20 +144,15 @@ def _entry(stated: dict[str, Any], where: str) -> Plan:
     )
     if not sound:
         raise ValueError
-    if (plan.rows or "checksum" in stated) and sealed(told) != stated:
+    if sealed(told) != stated:
         raise UserError(f"{where} differs from the checksum in it; restore the file from where it came.")
     return plan
 
 
 def _write(entries: list[Plan], path: Path) -> None:
-    stated = [sealed(asdict(entry)) if entry.rows else _without_rows(entry) for entry in entries]
+    stated = [sealed(asdict(entry)) for entry in entries]
     text = json.dumps(stated, indent=1, sort_keys=True, ensure_ascii=False)
     write_whole(path, f"{text}\n".encode())
-
-
-def _without_rows(entry: Plan) -> dict[str, Any]:
-    """An entry of before rows were recorded, as it was written then."""
-    return {key: value for key, value in asdict(entry).items() if key not in ("rows", "terms")}
 
 
 def _claims(experiment: Experiment) -> dict[str, dict[str, Any]]:

@@ -33,6 +33,8 @@ def train_command(arguments: argparse.Namespace) -> int:
         raise UserError("--dump-round: writes a batch and no run; leave out --stream.")
     if arguments.dump_round is not None and len(cells) > 1:
         raise UserError("--dump-round: name one block of seeds with --seeds A-B.")
+    if arguments.row is not None:
+        _check(arguments, from_canonical(cells[0].spec_json))
     if arguments.row is not None and arguments.dump_round is None:  # the workflow records it at its start
         from grpo_ablate.analysis.planned import record_plan
 
@@ -60,6 +62,18 @@ def train_command(arguments: argparse.Namespace) -> int:
                 on_evaluation=listener,
             )
     return 0
+
+
+def _check(arguments: argparse.Namespace, spec: Spec) -> None:
+    """Refuse, before anything is written, a round that a run has not, and pools that the task cannot fill."""
+    from grpo_ablate.tasks.registry import make_task
+
+    if arguments.dump_round is not None and not 1 <= arguments.dump_round <= spec.rounds:
+        raise UserError(f"--dump-round {arguments.dump_round}: {arguments.row} has rounds 1 to {spec.rounds}.")
+    try:
+        make_task(spec.task)
+    except UserError as error:
+        raise UserError(f"{arguments.row}: {error}") from None
 
 
 def warmstart_command(arguments: argparse.Namespace) -> int:

@@ -111,6 +111,19 @@ def test_exact_means_the_same_parameters_or_histories_within_the_margin(three_ro
     assert judged(three_rows, {"is": "exact", "margin": 1e-14}, rounding).verdict == "contradicted"
 
 
+def test_two_names_of_one_run_say_so(three_rows):
+    base, other, third = three_rows.rows
+    twins = replace(three_rows, rows=(base, replace(base, id=other.id), third))
+    found = judged(twins, {"is": "exact"}, BASE, parameters="of base")
+    assert (found.verdict, found.words) == ("supported", "one run under both names: no switch of theirs acts")
+
+
+def test_an_equivalence_whose_interval_excludes_zero_says_so(three_rows):
+    near = [score + 0.004 + 1e-4 * index for index, score in enumerate(BASE)]
+    found = judged(three_rows, {"is": "equivalent", "margin": 0.02}, near)
+    assert found.verdict == "supported" and "within the margin, though its interval excludes 0" in found.words
+
+
 def test_exact_without_known_parameters_goes_by_every_evaluation(three_rows):
     asked = with_claims(three_rows, {"is": "exact", "row": "other", "than": "base"})
     runs = table(lines("base", BASE), lines("other", BASE))

@@ -21,6 +21,7 @@ from grpo_ablate.analysis.compare_command import write_compared
 from grpo_ablate.analysis.compare_text import as_text
 from grpo_ablate.analysis.comparison import ControlResult
 from grpo_ablate.analysis.exact_controls import CONTROLS, read_exact_controls, write_exact_controls
+from grpo_ablate.analysis.tables import MINUS
 from grpo_ablate.errors import UserError
 from grpo_ablate.policies import optimizer
 from grpo_ablate.spec.cells import cells
@@ -75,6 +76,15 @@ def test_the_a_a_control_is_judged_at_one_in_a_thousand(experiment):
     centred = np.subtract(AGAIN, BASE) - np.mean(np.subtract(AGAIN, BASE))
     slight = controlled(experiment, again=(np.array(BASE) + centred + 0.008).tolist()).controls[0]
     assert 0.001 < slight.value < 0.05 and slight.holds
+
+
+def test_a_control_that_collapses_below_every_row_keeps_what_it_ended_at(experiment):
+    """The gain by hand: the mean of what the runs ended at, minus the start; not of the rows' lowest value."""
+    ended = [START - 0.2, START - 0.25, *NOTHING[2:]]
+    found = controlled(experiment, nothing=ended)
+    told = next(control.words for control in found.controls if control.id == "control.random-reward")
+    gain = float(told.split(" [")[0].replace(MINUS, "-"))
+    assert gain == pytest.approx(np.mean(ended) - START, abs=6e-4)
 
 
 def test_learning_from_a_random_reward_fails_its_control(experiment):

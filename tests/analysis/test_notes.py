@@ -199,24 +199,6 @@ def test_records_that_are_older_than_the_first_plan_are_counted(experiment: Expe
     assert "of 2 of" in notes(experiment, results)[0], "what is damaged is for `verify` to name"
 
 
-def test_a_history_of_before_rows_were_recorded_marks_what_changes_from_now_on(
-    experiment: Experiment, results: Path
-) -> None:
-    """Such entries tell seeds and claims; the rows are known from the next entry on."""
-    record_plan(experiment, results)
-    path = path_of(results, "small")
-    old = {key: json.loads(path.read_text())[0][key] for key in ("seeds", "claims", "recorded", "looked")}
-    path.write_text(json.dumps([old]))
-    train(experiment, results)
-    assert notes(experiment, results) == []
-    assert notes(changed(experiment, seeds=5), results) == ["2 of 5 seeds were added after a look at results."]
-    back = changed(experiment, seeds=3)
-    record_plan(back, results)
-    assert notes(back, results) == []
-    other = changed(back, rows=ROWS | {"mean-only": {"advantage": {"ddof": 1}}})
-    assert notes(other, results) == ["Row changed after a look at results: mean-only."]
-
-
 def test_an_entry_forged_with_its_checksum_is_still_younger_than_the_runs(
     experiment: Experiment, results: Path
 ) -> None:

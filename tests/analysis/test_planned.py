@@ -75,18 +75,14 @@ def test_an_edited_entry_is_named(experiment: Experiment, results: Path) -> None
             history("small", results)
 
 
-def test_a_history_of_before_rows_were_recorded_is_read_and_continued(
-    experiment: Experiment, results: Path
-) -> None:
+def test_an_entry_without_a_checksum_is_refused(experiment: Experiment, results: Path) -> None:
+    record_plan(experiment, results)
     path = path_of(results, "small")
-    path.parent.mkdir()
-    old = {"claims": {}, "looked": False, "recorded": "2026-01-02T03:04:05+00:00", "seeds": 3}
-    path.write_text(json.dumps([old]))
-    assert record_plan(experiment, results)
-    first, second = json.loads(path.read_text())
-    assert first == old, "an entry is never altered"
-    assert second["rows"]["base"] == experiment.row("base").hash and len(second["checksum"]) == 64
-    assert not record_plan(experiment, results)
+    (entry,) = json.loads(path.read_text())
+    del entry["checksum"]
+    path.write_text(json.dumps([entry]))
+    with pytest.raises(UserError, match=r"small\.json: entry 1 differs from the checksum in it"):
+        record_plan(experiment, results)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '[{"seeds": 3}]', '[{"seeds": "3", "claims": {}, "x": 1}]'])

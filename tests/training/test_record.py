@@ -24,7 +24,7 @@ from grpo_ablate.metrics import METRICS
 from grpo_ablate.runs import checkpoint
 from grpo_ablate.runs.lock import exclusive
 from grpo_ablate.runs.progress import Progress
-from grpo_ablate.runs.record import json_bytes, read_record
+from grpo_ablate.runs.record import json_bytes, read_record, sealed_bytes
 from grpo_ablate.runs.record_files import CHECKED, RECORD, read_samples, sealed, verify
 from grpo_ablate.runs.train import run_in_memory, train
 from grpo_ablate.spec.identity import from_canonical, spec_hash
@@ -175,6 +175,16 @@ def test_the_checksum_of_a_run_file_is_over_what_it_says_and_not_over_its_bytes(
     assert stated == hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps({"checksum": stated, **run}, indent=7))
     assert read_record(path.parent).run == {**run, "checksum": stated}
+
+
+def test_a_checksum_is_of_what_is_written_where_null_stands_for_what_is_no_number(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(
+        sealed_bytes({"loss": [1.5, float("nan")], "kl": float("inf"), "deep": {"a": (float("nan"),)}})
+    )
+    read = json.loads(path.read_text())
+    assert read["loss"] == [1.5, None] and read["kl"] is None and read["deep"] == {"a": [None]}
+    assert sealed(read) == read
 
 
 @pytest.mark.parametrize("name", NO_RECORD)
