@@ -202,6 +202,17 @@ def test_results_that_cannot_be_written_are_a_sentence(
     assert Path("results").read_text() == "a file where the folder should be"
 
 
+def test_an_experiment_elsewhere_is_told_where_it_belongs(
+    capsys: pytest.CaptureFixture[str], project: Callable[[str], None]
+) -> None:
+    project(HEAD + "rows: {a: {}}\n")
+    Path("mine.yaml").write_text(HEAD + "rows: {a: {}}\n")
+    code, _, err = run(capsys, "plan", "mine.yaml")
+    assert code == 2 and err.endswith(
+        "there is no testbed in testbeds: an experiment's file belongs into experiments/.\n"
+    )
+
+
 def test_what_no_run_can_have_is_refused_before_anything_is_written(
     capsys: pytest.CaptureFixture[str], project: Callable[[str], None]
 ) -> None:

@@ -244,7 +244,8 @@ def read_comparison(path: Path) -> Comparison:
     try:
         found = _build(Comparison, json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise UserError(f"{path}: is missing; make it with `grpo-ablate compare`.") from None
+        name = path.name.removesuffix("-comparison.json")
+        raise UserError(f"{path}: is missing; make it with: grpo-ablate compare experiments/{name}.yaml") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: is not a comparison: {error}.") from None
     assert isinstance(found, Comparison)

@@ -160,6 +160,11 @@ def load_experiment(path: Path) -> Experiment:
     testbed_path = path.parent / "testbeds" / f"{file.testbed}.yaml"
     if not testbed_path.exists():
         known = sorted(p.stem for p in testbed_path.parent.glob("*.yaml"))
+        if not known:
+            raise UserError(
+                f"{path}: there is no testbed in {testbed_path.parent}: "
+                "an experiment's file belongs into experiments/."
+            )
         raise UserError(f"{path}: no testbed '{file.testbed}' ({testbed_path}); {nearest(file.testbed, known)}")
     testbed, testbed_file = load_testbed(testbed_path)
     base = testbed_file.model_dump(
