@@ -63,13 +63,13 @@ _PRESETS = (
         (
             "cispo: trl's epsilon_high is the cap itself, min(u, cap); write clip_high = cap - 1 here",
             "the mismatch mask applies with vLLM alone; where sampler and trainer are one engine it cannot act",
-            "a response without a reward has advantage 0 in trl and keeps its KL and its place in the denominator; here "
-            "it leaves both",
+            "a response without a reward has advantage 0 in trl and keeps its KL and its place in the "
+            "denominator; it has neither here",
             "of several reward functions trl adds up those that gave a reward; here a response that lacks one is "
             "without a reward",
-            "mask_truncated_completions: write reward.overlong mask, and masked_in_denominator false where the mean is "
-            "over tokens",
-            "delta: write update.dual_clip; a delta below 1 + clip_high trl applies to advantages above 0 instead",
+            "mask_truncated_completions: write reward.overlong mask, and masked_in_denominator false where the "
+            "mean is over tokens",
+            "delta: write update.dual_clip; below 1 + epsilon_high the two change places: trl holds A > 0 at delta",
             "the KL of a sequence ratio: trl multiplies it by that ratio, here by the token's",
             "an entropy bonus: in trl the mean over tokens whatever the reduction, here with its weights",
             "a constant group: float32 rounding divided by eps in trl, some 1e-4, exactly 0 here",
@@ -206,7 +206,8 @@ _PRESETS = (
         },
         (
             "no coefficient of the KL in the reward is standard: set kl.beta",
-            "trl's RLOOTrainer clips the ratio of the whole response: its gradient is this on a round's first step alone",
+            "trl's RLOOTrainer clips the ratio of the whole response: its gradient is this one on a round's first "
+            "step alone",
         ),
         "Kool et al. 2019; Ahmadian et al. 2024, Back to Basics",
     ),
