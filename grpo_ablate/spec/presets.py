@@ -69,7 +69,7 @@ _PRESETS = (
             "without a reward",
             "mask_truncated_completions: write reward.overlong mask, and masked_in_denominator false where the "
             "mean is over tokens",
-            "delta: write update.dual_clip; below 1 + epsilon_high the two change places: trl holds A > 0 at delta",
+            "delta: write update.dual_clip; below 1 + epsilon_high the two change places in trl",
             "the KL of a sequence ratio: trl multiplies it by that ratio, here by the token's",
             "an entropy bonus: in trl the mean over tokens whatever the reduction, here with its weights",
             "a constant group: float32 rounding divided by eps in trl, some 1e-4, exactly 0 here",
