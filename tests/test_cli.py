@@ -90,6 +90,12 @@ def test_a_wrong_experiment_is_refused_in_one_sentence(
             ["train", "experiments/none.yaml:a"],
             "experiments/none.yaml: cannot be read: No such file or directory.",
         ),
+        (
+            ["plan", "case"],
+            "case: cannot be read: No such file or directory; did you mean 'experiments/case.yaml'?",
+        ),
+        (["plan", "experiments/cse.yaml"], "did you mean 'experiments/case.yaml'?"),
+        (["train", "case:a"], "did you mean 'experiments/case.yaml'?"),
         (["train", "a"], "'a': expected a file and a row"),
         (
             ["train", "experiments/case.yaml:a", "--dump", "batch.json"],
@@ -194,6 +200,31 @@ def test_results_that_cannot_be_written_are_a_sentence(
     assert err.startswith("grpo-ablate: error: ")
     assert "results" in err
     assert Path("results").read_text() == "a file where the folder should be"
+
+
+def test_an_experiment_elsewhere_is_told_where_it_belongs(
+    capsys: pytest.CaptureFixture[str], project: Callable[[str], None]
+) -> None:
+    project(HEAD + "rows: {a: {}}\n")
+    Path("mine.yaml").write_text(HEAD + "rows: {a: {}}\n")
+    code, _, err = run(capsys, "plan", "mine.yaml")
+    assert code == 2 and err.endswith(
+        "there is no testbed in testbeds: an experiment's file belongs into experiments/.\n"
+    )
+
+
+def test_what_no_run_can_have_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], project: Callable[[str], None]
+) -> None:
+    project(HEAD.replace("selection", "sums") + "rows: {a: {}}\n")
+    testbed = Path(__file__).parents[1] / "experiments" / "testbeds" / "arithmetic.yaml"
+    few = testbed.read_text().replace("{name: arithmetic}", "{name: arithmetic, operands: [2]}")
+    Path("experiments/testbeds/sums.yaml").write_text(few)
+    code, _, err = run(capsys, "train", "experiments/case.yaml:a")
+    assert code == 2 and "experiments/case.yaml:a: task.train_prompts: 4096 needs 4096 different prompts" in err
+    code, _, err = run(capsys, "train", "experiments/case.yaml:a", "--dump-round", "0", "--seeds", "0-7")
+    assert code == 2 and "--dump-round 0: experiments/case.yaml:a has rounds 1 to 40." in err
+    assert not Path("results").exists()
 
 
 def test_train_writes_a_record_and_plan_then_counts_it_done(

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from grpo_ablate.analysis.alarms import above, alarms
+from grpo_ablate.analysis.alarms import above
+from grpo_ablate.analysis.compare_tables import headings
 from grpo_ablate.analysis.comparison import Comparison, RowResult
 from grpo_ablate.analysis.statistics import (
     improvement_interval,
@@ -76,19 +77,28 @@ def _joined(baseline: str, strata: dict[str, tuple[RowResult, list[float], list[
 
 
 def _heading(comparison: Comparison) -> list[str]:
-    """Say which controls of an experiment failed, and which of its runs are missing."""
-    lines = [*alarms(comparison.controls), *([comparison.partial] if comparison.partial else [])]
-    return [f"{comparison.experiment}: {line}" for line in lines]
+    """Say what stands above every table of an experiment, and what was decided after a look at its results."""
+    return [f"{comparison.experiment}: {line}" for line in (*headings(comparison), *comparison.notes)]
 
 
 def write_across(comparisons: Sequence[Comparison], results: Path) -> list[Path]:
     """Write ``tables/across.{csv,md,tex,typ}``; return the paths, the CSV first."""
+    written = []
+    for ending, content in across_files(comparisons).items():
+        written.append(results / "tables" / f"across{ending}")
+        write_whole(written[-1], content)
+    return written
+
+
+def across_files(comparisons: Sequence[Comparison]) -> dict[str, bytes]:
+    """Return the table over testbeds by the endings of its files, ``.csv`` first."""
     found = across(comparisons)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(Across))
+    partial = "; ".join(f"{one.experiment}: {one.partial}" for one in comparisons if one.partial)
+    writer.writerow([*(field.name for field in fields(Across)), "partial"])
     for line in found:
-        writer.writerow((asdict(line) | {"testbeds": " ".join(line.testbeds)}).values())
+        writer.writerow([*(asdict(line) | {"testbeds": " ".join(line.testbeds)}).values(), partial])
     table = Table(
         ("Row", "Against", "Testbeds", "Pairs", "Interquartile mean, difference", "Probability of improvement"),
         tuple(
@@ -104,14 +114,12 @@ def write_across(comparisons: Sequence[Comparison], results: Path) -> list[Path]
         ),
         (
             "Rows compared with the same baseline in at least two testbeds, testbeds as strata; 95 % intervals of "
-            "a stratified paired bootstrap, not corrected for several rows.",
+            "a stratified paired bootstrap, not corrected for several rows. Where several experiments of a "
+            "testbed hold a row, the first by name counts.",
         ),
     )
-    heading = dict.fromkeys(line for one in comparisons for line in _heading(one))
-    contents = {"csv": text.getvalue()} | {
-        dialect: above([*heading], dialect) + render(table) for dialect, render in DIALECTS.items()
+    heading = [*dict.fromkeys(line for one in comparisons for line in _heading(one))]
+    printed = {
+        f".{dialect}": (above(heading, dialect) + render(table)).encode() for dialect, render in DIALECTS.items()
     }
-    paths = [results / "tables" / f"across.{ending}" for ending in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        write_whole(path, content.encode())
-    return paths
+    return {".csv": text.getvalue().encode(), **printed}

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.record_files import RECORD, has_record
-from grpo_ablate.spec.cells import cells
+from grpo_ablate.spec.cells import cells, trained_cells
 
 if TYPE_CHECKING:
     from grpo_ablate.spec.resolve import Experiment
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FOLDER = "grpo-ablate-archive"
 MANIFEST = "MANIFEST.sha256"
 ENDINGS = (".tar.gz", ".zip")
+NAMED = 4  # rows of an unfinished experiment that are named, before the rest is counted
 Content = bytes | Path
 
 
@@ -96,6 +97,21 @@ def contents(experiments: Sequence[Experiment], results: Path, others: Sequence[
     found["CHECKLIST.md"] = checklist(experiments, results, commit, dirty).encode()
     lines = [f"{_sha256(content)}  {name}\n" for name, content in sorted(found.items())]
     return {**dict(sorted(found.items())), MANIFEST: "".join(lines).encode()}
+
+
+def unfinished(experiment: Experiment, results: Path) -> str:
+    """Say how many seed blocks of an experiment have no record, and of which rows; nothing where all have one."""
+    own = [(row.id, cell) for row in experiment.trained_rows for cell in trained_cells(experiment, row)]
+    lacking = [(row, cell) for row, cell in own if not has_record(results / cell.folder)]
+    if not lacking:
+        return ""
+    missing, wanted = (len({cell for _, cell in pairs}) for pairs in (lacking, own))
+    rows = list(dict.fromkeys(row for row, _ in lacking))
+    named = ", ".join(rows) if len(rows) <= NAMED else f"{', '.join(rows[:NAMED])} and {len(rows) - NAMED} more"
+    return (
+        f"{experiment.path}: unfinished: {missing} of {wanted} seed blocks are not trained ({named}); "
+        f"all of them: grpo-ablate status {experiment.path}"
+    )
 
 
 def _starts(experiment: Experiment, results: Path) -> dict[str, Content]:

@@ -24,7 +24,8 @@ from grpo_ablate.analysis.prose import Prose, translate
 from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
 
-WHOLE, QUICK = "", "-quick"  # which edition of the paper, as its files are called
+WHOLE, QUICK = "", "-quick"  # which edition of the paper, as its files and targets are called
+_MAKE = "snakemake --cores all paper"
 
 _SOURCE = r"""% Made from paper/main.typ by `snakemake arxiv`; edits belong there.
 \documentclass[10pt,twocolumn]{article}
@@ -71,11 +72,13 @@ def build(results: Path, folder: Path, edition: str = WHOLE, *, compiled: bool |
         UserError: the paper was not built, the text has no translation, a figure is missing, or LaTeX refuses.
     """
     numbers = f"paper/numbers{edition}.json"
+    if not (results / numbers).exists():
+        raise UserError(f"{results / numbers}: the paper was not built; make it with: {_MAKE}{edition}")
     paper = content(results, folder, numbers)
     bibliography = read_bibliography(folder / "references.bib")
     prose = translate(paper, frozenset(bibliography))
     files = {"paper.tex": source(prose, references(bibliography, prose.cited)).encode()}
-    files |= _images(prose, results)
+    files |= _images(prose, results, edition)
     files["anc/numbers.json"] = (results / numbers).read_bytes()
     written = [results / "arxiv" / f"arxiv{edition}.tar.gz"]
     if compiled if compiled is not None else shutil.which("latexmk") is not None:
@@ -90,8 +93,6 @@ def content(results: Path, folder: Path, numbers: str) -> dict[str, Any]:
     """Return title, authors, abstract and body of the paper as Typst's content, filled in from ``numbers``."""
     import typst
 
-    if not (results / numbers).exists():
-        raise UserError(f"{results / numbers}: the paper was not built; make it with: grpo-ablate paper")
     root = Path(os.path.commonpath([results.resolve(), folder.resolve()]))
     try:
         found = typst.query(
@@ -124,13 +125,13 @@ def source(prose: Prose, bibliography: str) -> str:
     return text
 
 
-def _images(prose: Prose, results: Path) -> dict[str, bytes]:
+def _images(prose: Prose, results: Path, edition: str) -> dict[str, bytes]:
     found = {}
     for image in prose.images:
         name = Path(image).name
         path = results / "figures" / name
         if not path.exists():
-            raise UserError(f"{path}: the paper shows this figure; make it with: snakemake --cores all paper")
+            raise UserError(f"{path}: the paper shows this figure; make it with: {_MAKE}{edition}")
         found[f"figures/{name}"] = path.read_bytes()
     return found
 

@@ -8,12 +8,13 @@ statistics, compute. A box is ticked where the records answer yes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_ablate import __version__
-from grpo_ablate.analysis.planned import claims_changed_after_a_look, history, seeds_added_after_a_look
+from grpo_ablate.analysis.notes import AFTER, changes_after_a_look
+from grpo_ablate.analysis.planned import history
 from grpo_ablate.runs.record_files import has_record, read_provenance, read_run, read_timing
 from grpo_ablate.spec.cells import Cell, cells
 from grpo_ablate.spec.margins import margin_of
@@ -95,7 +96,7 @@ def _box(yes: bool, text: str) -> str:
 def _claims(found: Sequence[Evidence], results: Path) -> str:
     lines = ["## Claims", ""]
     for one in found:
-        changed = claims_changed_after_a_look(one.experiment, results)
+        changed = dict(changes_after_a_look(one.experiment, results).claims)
         for claim in one.experiment.claims:
             test = claim.test
             margin = margin_of(one.experiment, claim)
@@ -103,7 +104,7 @@ def _claims(found: Sequence[Evidence], results: Path) -> str:
             asked += f" in {test.metric or one.experiment.metric}" + (
                 "" if margin is None else f", margin {margin:g}"
             )
-            mark = f" **{changed[claim.id]} after a look at results**" if claim.id in changed else ""
+            mark = f" **{changed[claim.id]} {AFTER}**" if claim.id in changed else ""
             lines.append(
                 _box(
                     claim.id not in changed,
@@ -112,7 +113,7 @@ def _claims(found: Sequence[Evidence], results: Path) -> str:
                 )
             )
         lines += [
-            _box(False, f"{one.experiment.name}, {name}: planned, and **dropped after a look at results**")
+            _box(False, f"{one.experiment.name}, {name}: planned, and **dropped {AFTER}**")
             for name, what in changed.items()
             if what == "dropped"
         ]
@@ -156,17 +157,14 @@ def _data(found: Sequence[Evidence]) -> str:
 
 def _experiment(one: Evidence, results: Path) -> str:
     experiment = one.experiment
+    changes = changes_after_a_look(experiment, results)
     known = history(experiment.name, results)
-    added = seeds_added_after_a_look(experiment, results)
-    if not known:
-        planned = _box(False, "The planned number of seeds was not recorded.")
-    elif added:
-        planned = _box(False, added)
+    if changed := replace(changes, claims=()).sentences:  # the claims have boxes of their own
+        planned = [_box(False, sentence) for sentence in changed]
+    elif not known:
+        planned = [_box(False, "The plan was not recorded.")]
     else:
-        before = "before any run of these rows existed" if not known[0].looked else "when runs of its rows existed"
-        planned = _box(
-            not known[0].looked, f"The number of seeds was first recorded {before}, {known[0].recorded}."
-        )
+        planned = [_box(True, f"The plan was first recorded before any run of it existed, {known[0].recorded}.")]
     diverged = sum(len(run["diverged"]) for run in one.runs)
     return "\n".join(
         [
@@ -175,7 +173,7 @@ def _experiment(one: Evidence, results: Path) -> str:
             experiment.question,
             "",
             _box(len(one.runs) == one.wanted, f"Seed blocks finished: {len(one.runs)} of {one.wanted}."),
-            planned,
+            *planned,
             _box(
                 True,
                 f"{len(experiment.rows)} rows, {experiment.seeds} paired seeds, baseline {experiment.baseline}, "

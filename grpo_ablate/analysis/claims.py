@@ -180,7 +180,10 @@ def _decide(found: _Measured, p: float, family: int) -> tuple[Verdict, str]:
         if math.isnan(p):
             return "inconclusive", "the ratio does not exist: its denominator is 0"
         if established:
-            return ("supported", "within the margin") if found.inside else ("contradicted", "beyond the margin")
+            if not found.inside:
+                return "contradicted", "beyond the margin"
+            apart = kind == "equivalent" and (d.low > 0 or d.high < 0)
+            return "supported", f"within the margin{', though its interval excludes 0' if apart else ''}"
     else:
         direction = "higher" if d.mean > 0 else "lower"
         if found.margin > 0 and statistics.equivalence(d.values, found.margin) <= ALPHA / family:
@@ -227,6 +230,8 @@ def _exact(experiment: Experiment, scores: Scores, claim: Claim) -> ClaimResult:
     found = replace(blank, n=n, margin=margin)
     if n == 0:
         return replace(found, words="the rows share no seed")
+    if experiment.row(test.row).hash == experiment.row(test.than).hash:
+        return replace(found, verdict="supported", words="one run under both names: no switch of theirs acts")
     if identical:
         return replace(found, verdict="supported", words="parameters bit-identical on every seed")
     holds = gap <= margin and (identical is None or margin > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +14,11 @@ import pyarrow.parquet
 
 from grpo_ablate.analysis.alarms import alarms
 from grpo_ablate.analysis.controls import judge_controls
-from grpo_ablate.analysis.exact_controls import written_controls
+from grpo_ablate.analysis.notes import notes
+from grpo_ablate.analysis.partial import missing_runs, partial_words
 from grpo_ablate.analysis.scores import Scores
-from grpo_ablate.analysis.summary import summarise, write_summary
+from grpo_ablate.analysis.summary import summarise, summary_csv, summary_tables
+from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_lines import INTEGERS, Lines, record_lines
 from grpo_ablate.runs.record_files import has_record
@@ -25,6 +27,7 @@ from grpo_ablate.spec.cells import cells, measured_runs
 if TYPE_CHECKING:
     import pandas as pd
 
+    from grpo_ablate.analysis.comparison import ControlResult
     from grpo_ablate.spec.resolve import Experiment, Row
 
 KEYS = (
@@ -42,6 +45,7 @@ KEYS = (
     "stale",
     "diverged",
     "parameters",
+    "partial",
 )
 PARAMETERS_DIGITS = 16  # of the checksum: enough to tell parameters apart
 Run = tuple[str, int]  # hash, seed
@@ -61,12 +65,18 @@ class Measured:
 
 
 def collect(
-    experiment: Experiment, results: Path, source: str = "records", *, partial: bool = False
+    experiment: Experiment,
+    results: Path,
+    source: str = "records",
+    *,
+    partial: bool = False,
+    exact: Sequence[ControlResult] = (),
 ) -> list[Path]:
     """Write ``tables/<experiment>-runs.{parquet,csv}`` and the summary ``tables/<experiment>.{csv,md,tex,typ}``.
 
     ``source``: ``records``, ``mlflow`` (the store in ``results``) or the address of any MLflow store; all
-    give the same bytes. Returns the files written.
+    give the same bytes. ``exact``: the exact controls, of which those that failed stand above the tables. Returns
+    the files written.
 
     Raises:
         UserError: runs are missing (unless ``partial``), a record is corrupt, or the store cannot be used.
@@ -77,22 +87,31 @@ def collect(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         pyarrow.parquet.write_table(runs, parquet, compression="zstd")
-        pyarrow.csv.write_csv(runs, text, pyarrow.csv.WriteOptions(quoting_style="needed"))
-        table = runs.to_pandas()
-        written = write_summary(
-            experiment, summarise(experiment, table), folder, failed_controls(experiment, table, results)
-        )
+        write_csv(runs, text)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error}).") from error
-    return [parquet, text, *written]
+    written = [parquet, text]
+    for ending, content in summary_files(experiment, runs.to_pandas(), results, exact).items():
+        written.append(folder / f"{experiment.name}{ending}")
+        write_whole(written[-1], content)
+    return written
 
 
-def failed_controls(experiment: Experiment, runs: pd.DataFrame, results: Path) -> list[str]:
-    """Return a sentence for each control that does not hold: of the experiment's own runs, or an exact one."""
-    exact = written_controls(results) or ()
-    if experiment.metric not in runs:
-        return alarms(exact)
-    return alarms([*judge_controls(experiment, Scores(experiment, runs))[0], *exact])
+def write_csv(runs: pa.Table, where: Path | pa.NativeFile) -> None:
+    """Write a tidy table as CSV, floats in full."""
+    pyarrow.csv.write_csv(runs, where, pyarrow.csv.WriteOptions(quoting_style="needed"))
+
+
+def summary_files(
+    experiment: Experiment, runs: pd.DataFrame, results: Path, exact: Sequence[ControlResult]
+) -> dict[str, bytes]:
+    """Return the summary of a tidy table by the endings of its files: ``.csv``, ``.md``, ``.tex``, ``.typ``."""
+    found = Scores(experiment, runs)
+    partial = missing_runs(experiment, runs)
+    own = judge_controls(experiment, found)[0] if experiment.metric in found.metrics else ()
+    heading = [*alarms([*own, *exact]), *([partial] if partial else [])]
+    printed = summary_tables(experiment, found, heading=heading, notes=notes(experiment, results))
+    return {".csv": summary_csv(summarise(experiment, found, partial=partial)), **printed}
 
 
 def tidy(experiment: Experiment, results: Path, source: str = "records", *, partial: bool = False) -> pa.Table:
@@ -102,7 +121,8 @@ def tidy(experiment: Experiment, results: Path, source: str = "records", *, part
     ``control``, or a row at one learning rate: on the main seeds (``rate``) or on the tuning seeds (``tuning``).
     ``seconds`` is the seed's share of its block's time so far. ``stale`` marks lines of older training code,
     which a testbed may keep; ``diverged`` all lines of a run whose parameters ceased to be finite. Rows whose
-    ``parameters`` are equal on equal seeds ended bit-identical. Metrics are NaN where they do not apply; a
+    ``parameters`` are equal on equal seeds ended bit-identical. ``partial`` says on every line how many runs there
+    are where some are missing. Metrics are NaN where they do not apply; a
     ``train/*`` metric that never applies has no column.
 
     Raises:
@@ -164,16 +184,18 @@ def _current_digests(experiment: Experiment) -> dict[str, str]:
     return {cell.hash: training_code(cell) for cell in cells([experiment])}
 
 
-def _roles(experiment: Experiment) -> dict[str, tuple[Row, ...]]:
-    at_rates = tuple(row for rows in experiment.tuned.values() for row in rows)
-    return {"row": experiment.rows, "control": experiment.controls, "rate": at_rates}
+def roles(experiment: Experiment) -> list[tuple[Row, int, str]]:
+    """Return every row with every seed that the tidy table holds of it, and its role there (`tidy`)."""
+    known = {id(row): "row" for row in experiment.rows} | {id(row): "control" for row in experiment.controls}
+    return [
+        (row, seed, known.get(id(row), "rate" if seed < experiment.seeds else "tuning"))
+        for row, seed in measured_runs(experiment)
+    ]
 
 
 def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mapping[str, str]) -> pa.Table:
-    chosen = [
-        (row, seed, found[row.hash, seed]) for row, seed in measured_runs(experiment) if (row.hash, seed) in found
-    ]
-    roles = {id(row): role for role, rows in _roles(experiment).items() for row in rows}
+    asked = [(row, seed, role) for row, seed, role in roles(experiment) if (row.hash, seed) in found]
+    chosen = [(row, seed, found[row.hash, seed]) for row, seed, _ in asked]
     counts = [len(run.lines["round"]) for _, _, run in chosen]
     total = sum(counts)
 
@@ -186,12 +208,7 @@ def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mappi
     columns: dict[str, object] = {
         "experiment": pa.array([experiment.name] * total, pa.string()),
         "row": spread([row.id for row, _, _ in chosen]),
-        "role": spread(
-            [
-                "tuning" if roles[id(row)] == "rate" and seed >= experiment.seeds else roles[id(row)]
-                for row, seed, _ in chosen
-            ]
-        ),
+        "role": spread([role for _, _, role in asked]),
         "testbed": pa.array([experiment.testbed.name] * total, pa.string()),
         "hash": spread([row.hash for row, _, _ in chosen]),
         "seed": spread([seed for _, seed, _ in chosen]),
@@ -199,6 +216,7 @@ def _table(experiment: Experiment, found: Mapping[Run, Measured], current: Mappi
         "stale": spread([current.get(row.hash, run.digest) != run.digest for row, _, run in chosen]),
         "diverged": spread([run.diverged for _, _, run in chosen]),
         "parameters": spread([run.parameters[:PARAMETERS_DIGITS] for _, _, run in chosen]),
+        "partial": pa.array([partial_words(experiment, found)] * total, pa.string()),
     }
     absent = {count: np.full(count, np.nan) for count in counts}
     for name in sorted({name for _, _, run in chosen for name in run.lines if "/" in name}):

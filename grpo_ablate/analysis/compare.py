@@ -7,6 +7,7 @@ claims are judged. Nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,11 +24,10 @@ from grpo_ablate.analysis.comparison import (
     RowResult,
     Spent,
     TunedRow,
-    as_json,
-    read_comparison,
 )
 from grpo_ablate.analysis.controls import judge_controls
 from grpo_ablate.analysis.crossed import effects
+from grpo_ablate.analysis.notes import AFTER, AS_PLANNED, Changes
 from grpo_ablate.analysis.scores import Scored, Scores
 from grpo_ablate.analysis.sign_flip_bound import seeds_needed
 from grpo_ablate.analysis.statistics import equivalence, mean_of
@@ -40,34 +40,32 @@ if TYPE_CHECKING:
 
     from grpo_ablate.spec.resolve import Experiment, Row
 
-__all__ = ["Comparison", "as_json", "compare", "read_comparison"]
-
 
 def compare(
     experiment: Experiment,
     runs: pd.DataFrame,
     exact_controls: Sequence[ControlResult] = (),
-    notes: Sequence[str] = (),
+    changes: Changes = AS_PLANNED,
     partial: str = "",
 ) -> Comparison:
     """Return what the runs of a tidy table (see `collect.tidy`) say of an experiment.
 
-    ``exact_controls`` are those of `exact_controls`, ``notes`` what every table must say beside the numbers, as
-    that seeds were added after a look; ``partial`` says how many runs there are where some are missing.
+    ``exact_controls`` are those of `exact_controls`, ``changes`` what was decided after a look at results;
+    ``partial`` says how many runs there are where some are missing.
 
     Raises:
         UserError: the table has no runs of the baseline or no such metric, or a row cost more or less than the
             baseline.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and counted as such
-        return _compared(experiment, runs, exact_controls, notes, partial)
+        return _compared(experiment, runs, exact_controls, changes, partial)
 
 
 def _compared(
     experiment: Experiment,
     runs: pd.DataFrame,
     exact_controls: Sequence[ControlResult],
-    notes: Sequence[str],
+    changes: Changes,
     partial: str,
 ) -> Comparison:
     scores = Scores(experiment, runs)
@@ -78,7 +76,11 @@ def _compared(
     present = [row for row in experiment.rows if scores.has(row.id)]
     check_budgets(experiment, {row.id: scores.spent(row) for row in present if scores.sound(row)})
     controls, noise = judge_controls(experiment, scores)
-    claims = judge(experiment, scores)
+    late = dict(changes.claims)
+    claims = tuple(
+        replace(claim, decided=f"{late[claim.id]} {AFTER}") if claim.id in late else claim
+        for claim in judge(experiment, scores)
+    )
     family = len(experiment.claims)
     baseline = experiment.row(experiment.baseline)
     return Comparison(
@@ -105,7 +107,7 @@ def _compared(
             for row in (*present, *(control for control in experiment.controls if scores.has(control.id)))
             for seed, reason in scores.failed(row).items()
         ),
-        notes=tuple(notes),
+        notes=tuple(changes.sentences),
         partial=partial,
     )
 

@@ -7,39 +7,29 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_ablate.analysis.alarms import above, alarms
-from grpo_ablate.analysis.comparison import FILES, VERDICTS, ClaimResult, Comparison, RowResult, as_json
-from grpo_ablate.analysis.tables import DIALECTS, STALE, Table, decimals, number
+from grpo_ablate.analysis.comparison import VERDICTS, ClaimResult, Comparison, RowResult, as_json
+from grpo_ablate.analysis.failures import failure_notes
+from grpo_ablate.analysis.tables import DIALECTS, STALE, Table, decimals, number, shown_apart
 from grpo_ablate.analysis.words import estimate, interval, p_value
 from grpo_ablate.analysis.words import number as word
-from grpo_ablate.analysis.writing import write_whole
-
-if TYPE_CHECKING:
-    from grpo_ablate.spec.resolve import Experiment
 
 
-def write_comparison(experiment: Experiment, comparison: Comparison, folder: Path) -> list[Path]:
-    """Write ``<experiment>-comparison.*``, ``<experiment>-claims.*`` (`comparison.FILES`); return the paths.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+def comparison_files(comparison: Comparison) -> dict[str, bytes]:
+    """Return the files of a comparison by their endings (`comparison.FILES`)."""
+    claims = [_claim_line(claim, comparison.partial) for claim in comparison.claims]
     contents = {
-        "-comparison.csv": _csv(_row_lines(comparison)),
-        "-claims.csv": _csv([_claim_line(claim) for claim in comparison.claims]),
-        "-comparison.json": as_json(comparison).decode(),
+        "-comparison.csv": _csv(_row_lines(comparison)).encode(),
+        "-claims.csv": _csv(claims).encode(),
+        "-comparison.json": as_json(comparison),
     }
     heading = headings(comparison)
     for dialect, render in DIALECTS.items():
         for part, table in (("comparison", rows_table(comparison)), ("claims", claims_table(comparison))):
-            contents[f"-{part}.{dialect}"] = above(heading, dialect) + render(table)
-    paths = [folder / f"{experiment.name}{ending}" for ending in FILES]
-    for ending, path in zip(FILES, paths, strict=True):
-        write_whole(path, contents[ending].encode())
-    return paths
+            contents[f"-{part}.{dialect}"] = (above(heading, dialect) + render(table)).encode()
+    return contents
 
 
 def headings(comparison: Comparison) -> list[str]:
@@ -112,11 +102,16 @@ def measured(claim: ClaimResult) -> str:
 
 
 def verdict(claim: ClaimResult) -> str:
-    """Return the verdict in words; where nothing was found, with the smallest effect that would have been seen."""
+    """Return the verdict in words, and that the claim was decided on late.
+
+    Where nothing was found, with the smallest effect that would have been seen.
+    """
     text = VERDICTS[claim.verdict]
     seen = claim.kind != "ratio" and claim.difference is not None and claim.difference.detectable > 0
     if claim.verdict == "inconclusive" and seen and claim.difference is not None:
         text += f" ({word(claim.difference.detectable)} would have been seen)"
+    if claim.decided:
+        text += f" (the claim was {claim.decided})"
     return text if claim.sign_flip_reaches else f"{text} ‡"
 
 
@@ -142,12 +137,7 @@ def _row_notes(comparison: Comparison, results: Sequence[RowResult]) -> list[str
             "Noise floor, the baseline again under other random numbers: "
             f"{estimate(floor.mean, floor.low, floor.high, signed=True)}."
         )
-    if any(row.failed for row in results):
-        notes.append(
-            f"Failed runs (diverged) are left out: no value of {comparison.metric} is the worst."
-            if math.isnan(comparison.floor)
-            else f"Failed runs (diverged or collapsed) score {word(comparison.floor)}, the lowest value seen."
-        )
+    notes += failure_notes(comparison.metric, comparison.floor, {row.row: row.failed for row in results})
     twins = [f"{row.row} = {row.twin_of}" for row in comparison.rows if row.twin_of]
     if twins:
         notes.append(f"Twins, one run under two names, since what they differ in cannot act: {', '.join(twins)}.")
@@ -207,7 +197,8 @@ def _signed(value: float, digits: int) -> str:
 def _interval(low: float, high: float, digits: int) -> str:
     if math.isnan(low) or 0 < max(abs(low), abs(high)) < 0.5 * 10**-digits:
         return interval(low, high)
-    return f"[{number(low, digits)}, {number(high, digits)}]"
+    apart = shown_apart(digits, low, high)
+    return f"[{number(low, apart)}, {number(high, apart)}]"
 
 
 def _row_lines(comparison: Comparison) -> list[dict[str, Any]]:
@@ -246,17 +237,18 @@ def _row_line(comparison: Comparison, row: RowResult, tuned: bool) -> dict[str, 
         "stale": row.stale,
         "twin_of": row.twin_of,
         "identical_to": " ".join(row.identical_to),
+        "partial": comparison.partial,
     }
 
 
 CLAIM_COLUMNS = (
     "id", "statement", "source", "kind", "row", "than", "metric", "margin", "value", "n", "difference", "low",
     "high", "ratio", "ratio_low", "ratio_high", "p", "p_t_holm", "p_sign_flip_holm", "p_wilcoxon_holm",
-    "detectable", "verdict", "words", "sign_flip_reaches",
+    "detectable", "verdict", "words", "sign_flip_reaches", "decided", "partial",
 )  # fmt: skip
 
 
-def _claim_line(claim: ClaimResult) -> dict[str, Any]:
+def _claim_line(claim: ClaimResult, partial: str) -> dict[str, Any]:
     gap, tests = claim.difference, claim.tests
     own = {name: getattr(claim, name) for name in CLAIM_COLUMNS if hasattr(claim, name)}
     found = {
@@ -266,6 +258,7 @@ def _claim_line(claim: ClaimResult) -> dict[str, Any]:
         "detectable": None if gap is None else gap.detectable,
         **{f"p_{name}": None if tests is None else getattr(tests, name) for name in ("t_holm", "sign_flip_holm")},
         "p_wilcoxon_holm": None if tests is None else tests.wilcoxon_holm,
+        "partial": partial,
     }
     return {name: (own | found)[name] for name in CLAIM_COLUMNS}
 

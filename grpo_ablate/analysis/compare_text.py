@@ -81,7 +81,8 @@ def _seeds(count: int) -> str:
 
 def _verdict(claim: ClaimResult) -> str:
     text = VERDICTS[claim.verdict]
-    return text.upper() if claim.verdict == "contradicted" else text
+    late = f" (the claim was {claim.decided})" if claim.decided else ""
+    return f"{text.upper() if claim.verdict == 'contradicted' else text}{late}"
 
 
 def _effects(comparison: Comparison) -> list[str]:

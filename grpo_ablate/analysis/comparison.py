@@ -130,6 +130,7 @@ class ClaimResult:
     verdict: Verdict
     words: str  # the verdict with its reason: the interval, the smallest effect that could have been seen
     sign_flip_reaches: bool  # whether with n seeds a sign-flip test could reach the corrected level
+    decided: str = ""  # that the claim was added or changed after a look at results
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,8 @@ def read_comparison(path: Path) -> Comparison:
     try:
         found = _build(Comparison, json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise UserError(f"{path}: is missing; make it with `grpo-ablate compare`.") from None
+        name = path.name.removesuffix("-comparison.json")
+        raise UserError(f"{path}: is missing; make it with: grpo-ablate compare experiments/{name}.yaml") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: is not a comparison: {error}.") from None
     assert isinstance(found, Comparison)

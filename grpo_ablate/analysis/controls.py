@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from grpo_ablate.analysis.claims import difference
 from grpo_ablate.analysis.comparison import NAN, ControlResult, Difference
 from grpo_ablate.analysis.statistics import mean_of, one_sided
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from grpo_ablate.spec.resolve import Experiment, Row
 
 LEVEL = 0.001
-A_A, RANDOM_REWARD = "control.a-a", "control.random-reward"
+A_A = "control.a-a"  # the other control of an experiment is the random reward
 
 
 def judge_controls(experiment: Experiment, scores: Scores) -> tuple[tuple[ControlResult, ...], Difference | None]:
@@ -52,7 +54,7 @@ def _random_reward(experiment: Experiment, row: Row, scores: Scores) -> ControlR
     if not scores.sound(row):
         return ControlResult(row.id, row.label, None, "every run failed", NAN, LEVEL)
     gain = runs.final - runs.first
-    gain = gain[(gain == gain)]  # a metric that the untrained policy has no number for tells nothing
+    gain = gain[~np.isnan(gain)]  # a metric that the untrained policy has no number for tells nothing
     if len(gain) < 2:
         return ControlResult(row.id, row.label, None, "no gain could be measured on two seeds", NAN, LEVEL)
     p, found = one_sided(gain), mean_of(gain)

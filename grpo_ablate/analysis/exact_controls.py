@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,9 @@ QUALITIES = (0.0, 0.35, 0.7, 1.0)
 PROMPTS, GROUP, RATE = 4, 8, 0.3
 
 
+@cache
 def exact_controls() -> tuple[ControlResult, ...]:
-    """Train every control in memory and judge it."""
+    """Train every control in memory and judge it, once in a process."""
     return tuple(judge() for judge in CONTROLS.values())
 
 
@@ -140,6 +142,15 @@ CONTROLS: dict[str, Callable[[], ControlResult]] = {
 
 def write_exact_controls(results: Path) -> list[Path]:
     """Judge the exact controls and write ``tables/controls.{csv,md,tex,typ}``; return the paths, the CSV first."""
+    written = []
+    for ending, content in controls_files().items():
+        written.append(results / "tables" / f"controls{ending}")
+        write_whole(written[-1], content)
+    return written
+
+
+def controls_files() -> dict[str, bytes]:
+    """Return the table of the exact controls by the endings of its files, ``.csv`` first."""
     found = exact_controls()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -153,11 +164,8 @@ def write_exact_controls(results: Path) -> list[Path]:
         tuple((control.label, control.words, "yes" if control.holds else "NO") for control in found),
         (),
     )
-    contents = {"csv": text.getvalue()} | {dialect: render(table) for dialect, render in DIALECTS.items()}
-    paths = [results / "tables" / f"controls.{ending}" for ending in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        write_whole(path, content.encode())
-    return paths
+    printed = {f".{dialect}": render(table).encode() for dialect, render in DIALECTS.items()}
+    return {".csv": text.getvalue().encode(), **printed}
 
 
 def read_exact_controls(results: Path) -> tuple[ControlResult, ...]:
@@ -166,21 +174,11 @@ def read_exact_controls(results: Path) -> tuple[ControlResult, ...]:
     Raises:
         UserError: the table is damaged.
     """
-    written = written_controls(results)
-    return exact_controls() if written is None else written
-
-
-def written_controls(results: Path) -> tuple[ControlResult, ...] | None:
-    """Return what `write_exact_controls` found, or None where it was not written.
-
-    Raises:
-        UserError: the table is damaged.
-    """
     path = results / "tables" / "controls.csv"
     try:
         lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     except FileNotFoundError:
-        return None
+        return exact_controls()
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}.") from None
     try:

@@ -1,8 +1,9 @@
 """Adds the runs of another machine's results folder to this one, whole records or nothing.
 
-A record is refused, with a reason, where its hash is not that of its spec, a file does not match its checksum, its
-folder says otherwise than it does, or the same run lies here with other bytes. What is taken is copied aside and
-renamed into place with run.json last, so that a killed merge leaves nothing half copied.
+A record is refused, with a reason, where its hash is not that of its spec, a file does not match its checksum, the
+budget is not that of its metrics, its folder says otherwise than it does, or the same run lies here with other
+bytes. What is taken is copied aside and renamed into place with run.json last, so that a killed merge leaves
+nothing half copied.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from grpo_ablate.analysis.planned import merge_history
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.lock import is_held
+from grpo_ablate.runs.record import read_record
 from grpo_ablate.runs.record_files import CHECKED, RECORD, has_record, read_run, verify
 from grpo_ablate.runs.start_files import FILE as START
 from grpo_ablate.runs.start_files import PARAMETERS, read_start
@@ -88,8 +90,7 @@ def take_run(there: Path, here: Path, results: Path, aside: Path) -> bool:
     Raises:
         UserError: the record is not sound, or disagrees with what lies here.
     """
-    verify(there)
-    run = read_run(there)
+    run = read_record(there).run
     _check_identity(there, run)
     if has_record(here):
         verify(here)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,19 +41,22 @@ def write_page(experiment: Experiment, results: Path) -> Path:
         UserError: the table of the rows is missing, or the page cannot be written.
     """
     folder = results / "tables"
-    sections = []
-    for ending, heading in TABLES.items():
-        source = folder / f"{experiment.name}{ending}.md"
-        if source.exists():
-            sections.append(f"<h2>{heading}</h2>\n{from_markdown(source.read_text(encoding='utf-8'))}")
-        elif not ending:
-            raise UserError(f"{source}: the table is missing; make it with: grpo-ablate collect {experiment.path}")
-    page = _PAGE.format(
-        title=html.escape(experiment.name), question=html.escape(experiment.question), sections="\n".join(sections)
-    )
+    paths = {ending: folder / f"{experiment.name}{ending}.md" for ending in TABLES}
+    if not paths[""].exists():
+        raise UserError(f"{paths['']}: the table is missing; make it with: grpo-ablate collect {experiment.path}")
+    texts = {ending: path.read_text(encoding="utf-8") for ending, path in paths.items() if path.exists()}
     path = folder / f"{experiment.name}.html"
-    write_whole(path, page.encode())
+    write_whole(path, page(experiment, texts))
     return path
+
+
+def page(experiment: Experiment, texts: Mapping[str, str]) -> bytes:
+    """Return the page of an experiment's tables in Markdown, by their endings (`TABLES`)."""
+    shown = [(heading, texts[ending]) for ending, heading in TABLES.items() if ending in texts]
+    sections = [f"<h2>{heading}</h2>\n{from_markdown(text)}" for heading, text in shown]
+    return _PAGE.format(
+        title=html.escape(experiment.name), question=html.escape(experiment.question), sections="\n".join(sections)
+    ).encode()
 
 
 def from_markdown(text: str) -> str:

@@ -164,6 +164,8 @@ def numbers(
         "sections": sections,
         "claims": paper_experiments.verdicts(compared),
         "controls": paper_experiments.controls(compared),
+        "partial": paper_experiments.partial(compared),
+        "late": paper_experiments.late(compared),
         "testbeds": paper_testbeds.testbeds(materials),
         "figures": {name: {"caption": captions[name], "path": f"figures/{name}.pdf"} for name in drawn}
         | {"overview": overall},

@@ -111,9 +111,10 @@ class Numbers:
 
     def interval(self, low: float, high: float) -> str:
         """Return an interval in brackets."""
-        from grpo_ablate.analysis.tables import number
+        from grpo_ablate.analysis.tables import number, shown_apart
 
-        return "" if math.isnan(low) else f"[{number(low, self.digits)}, {number(high, self.digits)}]"
+        digits = shown_apart(self.digits, low, high)
+        return "" if math.isnan(low) else f"[{number(low, digits)}, {number(high, digits)}]"
 
     def difference(self, found: Difference | None) -> str:
         """Return a mean difference and its interval."""
@@ -135,9 +136,12 @@ def numbers_of(comparison: Comparison) -> Numbers:
 
 def told(experiment: Experiment, comparison: Comparison) -> dict[str, Any]:
     """Return what a section prints of one experiment."""
+    from grpo_ablate.analysis.tables import STALE
+
     show = numbers_of(comparison)
     baseline = comparison.row(comparison.baseline)
-    others = [row for row in comparison.rows if row.difference is not None and row.twin_of is None]
+    # One pair has no interval, and says nothing of where the row stands.
+    others = [row for row in comparison.rows if row.twin_of is None and not math.isnan(_low(row))]
     above = sorted((row for row in others if _low(row) > 0), key=lambda row: (-_mean(row), row.row))
     below = sorted((row for row in others if _high(row) < 0), key=lambda row: (_mean(row), row.row))
     seen = [row.difference.detectable for row in others if row.difference and row.difference.detectable > 0]
@@ -159,6 +163,7 @@ def told(experiment: Experiment, comparison: Comparison) -> dict[str, Any]:
         "unclear_count": str(len(others) - len(above) - len(below)),
         "detectable": "" if not seen else show.between(min(seen), max(seen)),
         "failures": [f"{row.label}: {len(row.failed)}" for row in comparison.rows if row.failed],
+        "failed": "left out, as no score is the worst" if math.isnan(comparison.floor) else "counted as worst",
         "twins": [f"{row.label} is {comparison.row(row.twin_of).label}" for row in comparison.rows if row.twin_of],
         "identical": [
             f"{row.label} and {', '.join(comparison.row(name).label for name in row.identical_to)}"
@@ -176,7 +181,11 @@ def told(experiment: Experiment, comparison: Comparison) -> dict[str, Any]:
             for name in shown(experiment)
         ],
         "rows": [_line(row, comparison.baseline, show) for row in comparison.rows],
-        "notes": list(comparison.notes),
+        "notes": [
+            *([comparison.partial] if comparison.partial else []),
+            *([STALE] if any(row.stale for row in comparison.rows) else []),
+            *comparison.notes,
+        ],
     }
 
 
@@ -197,13 +206,14 @@ def _named(row: RowResult, show: Numbers) -> str:
 
 
 def _line(row: RowResult, baseline: str, show: Numbers) -> dict[str, str]:
-    found, n = row.difference, len(row.seeds)
+    found = row.difference
+    pairs = 0 if found is None else len(found.values)
     return {
         "label": row.label + (" (baseline)" if row.row == baseline else "") + (" †" if row.stale else ""),
         "score": f"{row.mean:.{show.digits}f}" + ("" if math.isnan(row.sd) else f" ± {row.sd:.{show.digits}f}"),
         "difference": "" if found is None else show.signed(found.mean),
         "interval": "" if found is None else show.interval(found.low, found.high),
-        "won": "" if found is None else f"{found.won * n:g}/{n}",
+        "won": "" if found is None or not pairs else f"{found.won * pairs:g}/{pairs}",
         "tokens": f"{row.spent.tokens:,.0f}",
         "updates": f"{row.spent.updates:,.0f}",
         "seconds": f"{row.spent.seconds:.3g}",
@@ -221,9 +231,24 @@ def verdicts(found: Mapping[str, Comparison]) -> dict[str, Any]:
     size = math.ceil(len(lines) / parts) if parts else 0
     return {
         "count": str(len(lines)),
+        "late": str(sum(bool(claim.decided) for comparison in found.values() for claim in comparison.claims)),
         "counts": {verdict: str(count) for verdict, count in counts.items()},
         "tables": [lines[start : start + size] for start in range(0, len(lines), size or 1)],
     }
+
+
+def partial(found: Mapping[str, Comparison]) -> list[str]:
+    """Return the experiments of which runs are missing, with how many there are."""
+    return [
+        f"{name}: {comparison.partial.removeprefix('Partial: ').rstrip('.')}"
+        for name, comparison in found.items()
+        if comparison.partial
+    ]
+
+
+def late(found: Mapping[str, Comparison]) -> list[str]:
+    """Return what was decided after a look at results, each sentence with the experiment that it speaks of."""
+    return [f"{name}: {note.rstrip('.')}" for name, comparison in found.items() for note in comparison.notes]
 
 
 def _claim(experiment: str, claim: ClaimResult) -> dict[str, str]:
@@ -243,11 +268,16 @@ def _claim(experiment: str, claim: ClaimResult) -> dict[str, str]:
 
 
 def controls(found: Mapping[str, Comparison]) -> dict[str, Any]:
-    """Return per control how often it was judged and held, and every failure in words."""
+    """Return per control how often it was judged and held, and every failure in words.
+
+    The controls that hold exactly are judged once, however many experiments print them.
+    """
     lines: dict[str, dict[str, Any]] = {}
     for comparison in found.values():
         for control in comparison.controls:
             line = lines.setdefault(control.id, {"label": control.label, "judged": 0, "holding": 0})
+            if not control.id.startswith("control."):  # no run of the experiment's own: the same one everywhere
+                line |= {"judged": 0, "holding": 0}
             line["judged"] += control.holds is not None
             line["holding"] += control.holds is True
     floors = [abs(c.noise_floor.mean) for c in found.values() if c.noise_floor is not None]

@@ -1,14 +1,15 @@
-"""What was planned before anything was seen: seeds and claims of every experiment, as a history on disk.
+"""What was planned before anything was seen: seeds, rows and claims of every experiment, as a history on disk.
 
 ``results/planned/<experiment>.json`` is a list of entries, one per change of the plan, the oldest first; none is
-ever altered. An executing workflow writes it before it trains, and so does ``grpo-ablate train``. An entry that
-was made when runs or tables of the experiment existed is marked as made after a look. So tables and archives can
-say which seeds and claims were decided on results. Light: nothing here reads a run.
+ever altered, and each holds a checksum of its own. An executing workflow writes it before it trains, and so does
+``grpo-ablate train``. An entry that was made when runs or tables of the experiment existed is marked as made after
+a look. So tables and archives can say what was decided on results: `notes`. Light: nothing here reads a run.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,25 +17,42 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
-from grpo_ablate.runs.record_files import has_record
-from grpo_ablate.spec.cells import row_cells
+from grpo_ablate.runs.record_files import has_record, sealed
+from grpo_ablate.spec.cells import experiment_cells
 
 if TYPE_CHECKING:
     from grpo_ablate.spec.resolve import Experiment
 
 
+TERMS = ("baseline", "metric", "margin", "held quantity", "learning rates")
+TABLES = (".csv", "-runs.parquet", "-comparison.json")  # what `collect` and `compare` write first and last
+
+
 @dataclass(frozen=True)
 class Plan:
-    """One state of an experiment's plan. ``claims`` maps an id to all that its verdict depends on."""
+    """One state of an experiment's plan. ``claims`` maps an id to all that its verdict depends on.
+
+    ``rows`` maps a row's id to its hash, ``terms`` the name of what else decides a comparison (`TERMS`) to its
+    value.
+    """
 
     seeds: int
     claims: dict[str, dict[str, Any]]
     recorded: str  # time, ISO 8601
     looked: bool  # runs or tables of the experiment existed
+    rows: dict[str, str]
+    terms: dict[str, Any]
 
     def decides_as(self, other: Plan) -> bool:
-        """Whether both plan the same seeds and claims."""
-        return (self.seeds, self.claims) == (other.seeds, other.claims)
+        """Whether both plan the same seeds, rows, claims and terms."""
+        return (self.seeds, self.claims, self.rows, self.terms) == (
+            other.seeds, other.claims, other.rows, other.terms,
+        )  # fmt: skip
+
+    @property
+    def time(self) -> datetime:
+        """When it was recorded."""
+        return datetime.fromisoformat(self.recorded)
 
 
 def path_of(results: Path, name: str) -> Path:
@@ -49,7 +67,7 @@ def record_plan(experiment: Experiment, results: Path) -> bool:
         UserError: the history is damaged or cannot be written.
     """
     known = history(experiment.name, results)
-    now = _today(experiment, results)
+    now = plan_today(experiment, results, known)
     if known and known[-1].decides_as(now):
         return False
     _write([*known, now], path_of(results, experiment.name))
@@ -65,86 +83,76 @@ def merge_history(name: str, other: Path, results: Path) -> None:
     own = history(name, results)
     both = own + [entry for entry in history(name, other) if entry not in own]
     if len(both) > len(own):
-        _write(sorted(both, key=lambda entry: entry.recorded), path_of(results, name))
+        _write(sorted(both, key=lambda entry: entry.time), path_of(results, name))
 
 
 def history(name: str, results: Path) -> list[Plan]:
     """Return every entry of an experiment's history, the oldest first; none where nothing was recorded.
 
     Raises:
-        UserError: the file is not what `record_plan` writes.
+        UserError: the file is not what `record_plan` writes, or an entry differs from its checksum.
     """
     path = path_of(results, name)
     try:
-        found = json.loads(path.read_bytes())
-        entries = [Plan(**entry) for entry in found]
-        if not all(_is_sound(entry) for entry in entries):
-            raise ValueError
+        return [_entry(stated, f"{path}: entry {place}") for place, stated in _numbered(path.read_bytes())]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError):
         raise UserError(f"{path}: is not a history of plans; restore it from where it came.") from None
-    return entries
 
 
-def seeds_added_after_a_look(experiment: Experiment, results: Path) -> str:
-    """Return a sentence where the experiment asks for more seeds than were planned before results existed.
-
-    Empty where it does not, and where no plan was recorded (`history` tells which).
-    """
-    known = history(experiment.name, results)
-    if not known:
-        return ""
-    planned = _before_a_look(known).seeds
-    if experiment.seeds <= planned or not _looked(known, experiment, results):
-        return ""
-    added = experiment.seeds - planned
-    return f"{added} of {experiment.seeds} seeds {'was' if added == 1 else 'were'} added after a look at results."
-
-
-def claims_changed_after_a_look(experiment: Experiment, results: Path) -> dict[str, str]:
-    """Return the id of every claim that is not as it was planned before results existed, with what happened to it.
-
-    It was ``added``, ``changed`` (statement, test, metric or margin) or ``dropped``.
-    """
-    known = history(experiment.name, results)
-    if not known or not _looked(known, experiment, results):
-        return {}
-    planned, now = _before_a_look(known).claims, _claims(experiment)
-    changed = {
-        name: "added" if name not in planned else "changed" for name in now if now[name] != planned.get(name)
-    }
-    return changed | {name: "dropped" for name in planned if name not in now}
+def plan_today(experiment: Experiment, results: Path, known: Sequence[Plan]) -> Plan:
+    """Return the plan that the experiment's file states now, as it would be recorded after ``known``."""
+    rates = sorted({row.spec.optimizer.learning_rate for rows in experiment.tuned.values() for row in rows})
+    stated = (experiment.baseline, experiment.metric, experiment.margin, experiment.held, rates)
+    return Plan(
+        seeds=experiment.seeds,
+        claims=_claims(experiment),
+        recorded=datetime.now(UTC).isoformat(timespec="seconds"),
+        looked=has_results(experiment, results, known),
+        rows={row.id: row.hash for row in experiment.rows},
+        terms=dict(zip(TERMS, stated, strict=True)),
+    )
 
 
-def _before_a_look(known: list[Plan]) -> Plan:
-    """The last plan before the first look; the first one where there was a look before any was recorded."""
-    first = next((index for index, entry in enumerate(known) if entry.looked), len(known))
-    return known[max(0, first - 1)]
+def has_results(experiment: Experiment, results: Path, known: Sequence[Plan]) -> bool:
+    """Whether any table of the experiment exists, or any run of its rows as they are or as they were planned."""
+    tables = (results / "tables" / f"{experiment.name}{ending}" for ending in TABLES)
+    earlier = {digest[:8] for plan in known for digest in plan.rows.values()}
+    return (
+        any(path.exists() for path in tables)
+        or any(has_record(results / cell.folder) for cell in experiment_cells(experiment))
+        or any(any((results / "runs").glob(f"*/{digest}/*/run.json")) for digest in sorted(earlier))
+    )
 
 
-def _looked(known: list[Plan], experiment: Experiment, results: Path) -> bool:
-    """Whether today's plan was made, or would be recorded, after a look."""
-    now = _today(experiment, results)
-    return known[-1].looked if known[-1].decides_as(now) else now.looked
+def _numbered(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    return iter(enumerate(json.loads(content), 1))
+
+
+def _entry(stated: dict[str, Any], where: str) -> Plan:
+    """Return an entry as written."""
+    told = {key: value for key, value in stated.items() if key != "checksum"}
+    plan = Plan(**told)
+    sound = (
+        type(plan.seeds) is int
+        and isinstance(plan.looked, bool)
+        and all(isinstance(part, dict) for part in (plan.claims, plan.rows, plan.terms))
+        and plan.time.tzinfo is not None
+    )
+    if not sound:
+        raise ValueError
+    if sealed(told) != stated:
+        raise UserError(f"{where} differs from the checksum in it; restore the file from where it came.")
+    return plan
 
 
 def _write(entries: list[Plan], path: Path) -> None:
-    text = json.dumps([asdict(entry) for entry in entries], indent=1, sort_keys=True, ensure_ascii=False)
+    stated = [sealed(asdict(entry)) for entry in entries]
+    text = json.dumps(stated, indent=1, sort_keys=True, ensure_ascii=False)
     write_whole(path, f"{text}\n".encode())
-
-
-def _today(experiment: Experiment, results: Path) -> Plan:
-    time = datetime.now(UTC).isoformat(timespec="seconds")
-    return Plan(experiment.seeds, _claims(experiment), time, _has_results(experiment, results))
-
-
-def _has_results(experiment: Experiment, results: Path) -> bool:
-    return (results / "tables" / f"{experiment.name}.csv").exists() or any(
-        has_record(results / cell.folder) for row in experiment.rows for cell in row_cells(experiment, row)
-    )
 
 
 def _claims(experiment: Experiment) -> dict[str, dict[str, Any]]:
@@ -155,7 +163,3 @@ def _claims(experiment: Experiment) -> dict[str, dict[str, Any]]:
         test["margin"] = experiment.margin if test["margin"] is None else test["margin"]
         found[claim.id] = {"statement": claim.statement, **test}
     return found
-
-
-def _is_sound(entry: Plan) -> bool:
-    return type(entry.seeds) is int and isinstance(entry.claims, dict) and isinstance(entry.looked, bool)

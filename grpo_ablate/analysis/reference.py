@@ -1,8 +1,8 @@
 """Reference tables of a full run, small enough to be published: ``results/published/<experiment>.csv``.
 
-One line per row and ``eval/*`` metric: ``row, hash, metric, n, mean, sd, ci_low, ci_high``, over seeds, as
-`summary.summarise` takes them from the records; ``hash`` begins the row's hash, so that a table of another spec
-is known as such.
+One line per row and ``eval/*`` metric: ``row, hash, metric, n, mean, sd, ci_low, ci_high``, over seeds. Scores are
+as measured, so that no cell depends on another row: a failed run has the score that it ended with, and ``n`` is
+without those that are not finite. ``hash`` begins the row's hash: a table of another spec is known as such.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_ablate.analysis.collect import tidy
-from grpo_ablate.analysis.summary import summarise
+from grpo_ablate.analysis.summary import estimate, scores
 from grpo_ablate.analysis.writing import write_whole
 from grpo_ablate.errors import UserError
 
@@ -34,12 +34,21 @@ def reference_table(experiment: Experiment, results: Path, *, partial: bool = Fa
     Raises:
         UserError: a record is damaged, or missing (unless ``partial``), or there is none at all.
     """
-    runs = tidy(experiment, results, partial=partial).to_pandas()
-    summary = summarise(experiment, runs)
-    kept = summary[summary["metric"].str.startswith("eval/")].copy()
-    hashes = {row.id: row.hash[:HASH_DIGITS] for row in experiment.rows}
-    kept["hash"] = kept["row"].map(hashes)
-    return kept[list(COLUMNS)].reset_index(drop=True)
+    return reference_of(experiment, tidy(experiment, results, partial=partial).to_pandas())
+
+
+def reference_of(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the reference table of an experiment's tidy table."""
+    found: list[tuple[object, ...]] = []
+    every = [name for name in runs.columns if name.startswith("eval/")]
+    for row in experiment.rows:
+        lines = runs[runs["row"] == row.id]
+        if lines.empty:
+            continue
+        measured = [name for name in every if name == experiment.metric or not lines[name].isna().all()]
+        scored = scores(lines, measured, row.spec.evaluation.last)
+        found += [(row.id, row.hash[:HASH_DIGITS], name, *estimate(scored[name])) for name in measured]
+    return pd.DataFrame(found, columns=list(COLUMNS))
 
 
 def reference_bytes(table: pd.DataFrame) -> bytes:

@@ -54,6 +54,7 @@ class Scores:
 
     def __init__(self, experiment: Experiment, runs: pd.DataFrame):
         self.experiment = experiment
+        self.metrics = tuple(name for name in runs.columns if name.startswith(("eval/", "train/")))
         ordered = runs.sort_values(["seed", "round"], kind="stable")
         parts = dict(iter(ordered.groupby(["row", "role"], sort=False)))
         self._main = {row: lines for (row, role), lines in parts.items() if role != "tuning"}
@@ -99,15 +100,18 @@ class Scores:
         return self._failed[key]
 
     def of(self, row: Row, metric: str, *, tuning: bool = False) -> Scored:
-        """The scores of a row, failed runs at the floor; NaN where there is none or nothing was measured."""
+        """The scores of a row, failed runs at the floor; NaN where there is none or nothing was measured.
+
+        A control that failed lower than any row keeps what it ended at.
+        """
         found = scored(self.lines(row.id, tuning=tuning), metric, row.spec.evaluation.last)
         unmeasured = found.unmeasured & ~self._gone(row, tuning=tuning)
         failed = np.isin(found.seeds, list(self.failed(row, tuning=tuning))) & ~unmeasured
         floor = self.floor(metric)
         return Scored(
             found.seeds,
-            np.where(failed, floor, found.final),
-            np.where(failed, floor, found.area),
+            np.where(failed, _lower(floor, found.final), found.final),
+            np.where(failed, _lower(floor, found.area), found.area),
             found.first,
             unmeasured,
         )
@@ -207,3 +211,8 @@ def histories_differ(one: pd.DataFrame, other: pd.DataFrame, metrics: Iterable[s
             gap = float(np.abs(a[~same] - b[~same]).max())
             largest = max(largest, gap if np.isfinite(gap) else float("inf"))
     return largest
+
+
+def _lower(floor: float, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the floor, or a finite value below it; NaN where there is no floor."""
+    return np.minimum(floor, np.where(np.isfinite(values), values, floor))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,14 +10,16 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from grpo_ablate.analysis.alarms import above
+from grpo_ablate.analysis.failures import failure_notes
+from grpo_ablate.analysis.scores import COUNTERS, Scores
 from grpo_ablate.analysis.tables import DIALECTS, render
 
 if TYPE_CHECKING:
-    from grpo_ablate.spec.resolve import Experiment
+    from grpo_ablate.spec.resolve import Experiment, Row
 
-COSTS = ("rollouts", "tokens", "updates", "seconds")
 COLUMNS = (
-    "experiment", "row", "label", "metric", "n", "mean", "sd", "ci_low", "ci_high", *COSTS, "diverged", "stale",
+    "experiment", "row", "label", "metric", "n", "mean", "sd", "ci_low", "ci_high", *COUNTERS, "failed", "stale",
+    "partial",
 )  # fmt: skip
 
 
@@ -70,45 +71,67 @@ def scores(lines: pd.DataFrame, metrics: Sequence[str], last: int) -> pd.DataFra
     return pd.concat([means, ordered.tail(1).set_index("seed")[trained]], axis=1)[list(metrics)]
 
 
-def summarise(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
+def summarise(
+    experiment: Experiment, found: Scores, metrics: Sequence[str] | None = None, *, partial: str = ""
+) -> pd.DataFrame:
     """Return the summary in long form, one line per row (in the experiment's order) and metric.
 
-    ``n`` counts the seeds with a finite score, over which mean, sd (ddof 1) and interval are taken;
-    ``diverged`` the seeds whose score of the experiment's own metric is not finite. Rollouts, tokens, updates
-    and seconds are means per seed, of all seeds. A metric that does not apply to a row has no line.
+    Scores are those of the comparison: a failed run (diverged or collapsed, by the experiment's own metric) has
+    the worst value seen of a reward or accuracy, and is left out of other metrics (`scores`). ``failed`` counts
+    the seeds, ``n`` those with a score, over which mean, sd (ddof 1) and interval are taken. Rollouts, tokens,
+    updates and seconds are means per seed, of the seeds that did not fail; of all if none is left. ``partial``
+    says on every line how many runs there are where some are missing. A metric that does not apply to a row has
+    no line. ``metrics``: those wanted; default: all.
     """
-    metrics = [name for name in runs.columns if name.startswith(("eval/", "train/"))]
     rows: list[tuple[object, ...]] = []
     for row in experiment.rows:
-        lines = runs[runs["row"] == row.id]
-        if lines.empty:
+        if not found.has(row.id):
             continue
-        scored = scores(lines, metrics, row.spec.evaluation.last)
-        final = lines.sort_values(["seed", "round"], kind="stable").groupby("seed").tail(1)
-        costs = [float(final[name].mean()) for name in COSTS]
-        own = scored.get(experiment.metric)
-        diverged = 0 if own is None else int((~np.isfinite(own)).sum())
-        stale = int(final["stale"].sum())
-        for name in metrics:
+        lines = found.lines(row.id)
+        chosen = [name for name in metrics or found.metrics if name in lines]
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and counted as such
+            scored = _scored(found, row, chosen)
+        costs = list(found.spent(row).values())
+        failed, stale = len(found.failed(row)), found.stale(row)
+        for name in chosen:
             applies = name.startswith("eval/") or scored[name].notna().any()
             if (applies and not lines[name].isna().all()) or name == experiment.metric:
                 numbers = estimate(scored[name])
-                rows.append((experiment.name, row.id, row.label, name, *numbers, *costs, diverged, stale))
+                rows.append((experiment.name, row.id, row.label, name, *numbers, *costs, failed, stale, partial))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def write_summary(
-    experiment: Experiment, summary: pd.DataFrame, folder: Path, heading: Sequence[str] = ()
-) -> list[Path]:
-    """Write the summary as CSV, and the table of the experiment's own metric in every dialect.
+def _scored(found: Scores, row: Row, metrics: Sequence[str]) -> pd.DataFrame:
+    """Return the scores of a row by seed and metric: at once where no run failed, else as a comparison does."""
+    own = found.experiment.metric
+    one_by_one = metrics if found.failed(row) else [name for name in metrics if name == own]
+    scored = scores(found.lines(row.id), metrics, row.spec.evaluation.last)
+    return scored.assign(**{name: found.of(row, name).final for name in one_by_one})
 
-    ``heading`` stands above every table: what a failed control says.
+
+def summary_tables(
+    experiment: Experiment,
+    found: Scores,
+    *,
+    heading: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> dict[str, bytes]:
+    """Return the printed tables of the experiment's own metric by their endings, ``.md``, ``.tex`` and ``.typ``.
+
+    ``heading`` stands above every table: what a failed control says, and that runs are missing. ``notes`` stand
+    below: what was decided after a look at results.
     """
-    files = [folder / f"{experiment.name}.csv"]
-    summary.to_csv(files[0], index=False, lineterminator="\n")
-    own = summary[summary["metric"] == experiment.metric]
-    for dialect in DIALECTS:
-        files.append(folder / f"{experiment.name}.{dialect}")
-        text = above(heading, dialect) + render(own, dialect, baseline=experiment.baseline)
-        files[-1].write_text(text, encoding="utf-8")
-    return files
+    own = summarise(experiment, found, [experiment.metric])
+    failed = {row.id: tuple(found.failed(row)) for row in experiment.rows if found.has(row.id)}
+    below = [*failure_notes(experiment.metric, found.floor(experiment.metric), failed), *notes]
+    return {
+        f".{dialect}": (
+            above(heading, dialect) + render(own, dialect, baseline=experiment.baseline, notes=below)
+        ).encode()
+        for dialect in DIALECTS
+    }
+
+
+def summary_csv(summary: pd.DataFrame) -> bytes:
+    """Return what `summarise` found as CSV."""
+    return summary.to_csv(index=False, lineterminator="\n").encode()

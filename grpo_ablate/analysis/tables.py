@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
-DIVERGED = "Runs that diverged are left out of these means; the comparison scores them worst."
+MOST_DECIMALS = 8
 STALE = "† includes runs made by an older version of the training code."
 
 
@@ -24,16 +24,17 @@ class Table:
     notes: tuple[str, ...]
 
 
-def render(summary: pd.DataFrame, dialect: str, *, baseline: str) -> str:
+def render(summary: pd.DataFrame, dialect: str, *, baseline: str, notes: Sequence[str] = ()) -> str:
     """Return the summary of one metric as a table; ``dialect`` is ``md``, ``tex`` or ``typ``.
 
-    ``summary`` has the columns of `summary.summarise`, one line per row. LaTeX needs the package booktabs;
-    both LaTeX and Typst give a bare table, to be put into a figure with a caption. Deterministic.
+    ``summary`` has the columns of `summary.summarise`, one line per row; ``notes`` stand below it. LaTeX needs
+    the package booktabs; both LaTeX and Typst give a bare table, to be put into a figure with a caption.
+    Deterministic.
     """
-    return DIALECTS[dialect](_table(summary, baseline))
+    return DIALECTS[dialect](_table(summary, baseline, notes))
 
 
-def _table(summary: pd.DataFrame, baseline: str) -> Table:
+def _table(summary: pd.DataFrame, baseline: str, notes: Sequence[str]) -> Table:
     metric = summary["metric"].iloc[0] if len(summary) else "score"
     name = metric.rpartition("/")[2].replace("-", " ").replace("_", " ")
     digits = decimals(summary["sd"])
@@ -47,8 +48,8 @@ def _table(summary: pd.DataFrame, baseline: str) -> Table:
         ("95 % interval", [_interval(line["ci_low"], line["ci_high"], digits) for line in lines]),
         ("Seeds", [str(line["n"]) for line in lines]),
     ]
-    if any(line["diverged"] for line in lines):
-        columns.append(("Diverged", [str(line["diverged"]) for line in lines]))
+    if any(line["failed"] for line in lines):
+        columns.append(("Failed", [str(line["failed"]) for line in lines]))
     for cost in ("updates", "rollouts", "tokens"):
         whole = all(line[cost] >= 100 or float(line[cost]).is_integer() for line in lines)
         columns.append((cost.capitalize(), [number(line[cost], 0 if whole else 1) for line in lines]))
@@ -57,9 +58,7 @@ def _table(summary: pd.DataFrame, baseline: str) -> Table:
     return Table(
         header=tuple(title for title, _ in columns),
         rows=tuple(zip(*(cells for _, cells in columns), strict=True)),
-        notes=tuple(
-            note for key, note in (("diverged", DIVERGED), ("stale", STALE)) if any(line[key] for line in lines)
-        ),
+        notes=(*([STALE] if any(line["stale"] for line in lines) else []), *notes),
     )
 
 
@@ -82,6 +81,21 @@ def decimals(values: Iterable[float], significant: int = 1) -> int:
     if not known:
         return 4
     return min(6, max(0, significant - 1 - math.floor(math.log10(known[len(known) // 4]))))
+
+
+def shown_apart(digits: int, *values: float) -> int:
+    """Return the decimals, ``digits`` or more, at which no value is printed as 0 that is none.
+
+    A bound that is not 0 must not look like it: a verdict may hang on that. What 8 decimals do not show stays as
+    it is.
+
+    >>> shown_apart(3, 0.00004, 0.0123), shown_apart(3, 0.0, 0.5), shown_apart(3, 1e-12, 0.5)
+    (5, 3, 3)
+    """
+    for more in range(digits, MOST_DECIMALS + 1):
+        if all(value == 0 or not abs(value) < 0.5 * 10**-more for value in values):
+            return more
+    return digits
 
 
 def number(value: float, digits: int) -> str:
@@ -112,7 +126,7 @@ def _interval(low: float, high: float, digits: int) -> str:
 
 
 def _markdown(table: Table) -> str:
-    cells = [[escape_markdown(cell) for cell in row] for row in (table.header, *table.rows)]
+    cells = [[escape_markdown(_one_line(cell)) for cell in row] for row in (table.header, *table.rows)]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(table.header))]
 
     def line(row: Sequence[str]) -> str:
@@ -132,9 +146,14 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\|*_`<>\[\]#~$])", r"\\\1", text)
 
 
+def _one_line(text: str) -> str:
+    """Return a text without the line breaks that a statement in YAML may have: a cell has one line."""
+    return re.sub(r"\s*\n\s*", " ", text.strip())
+
+
 def _latex(table: Table) -> str:
     width = len(table.header)
-    rows = [" & ".join(escape_latex(cell) for cell in row) + r" \\" for row in table.rows]
+    rows = [" & ".join(escape_latex(_one_line(cell)) for cell in row) + r" \\" for row in table.rows]
     notes = [rf"\multicolumn{{{width}}}{{l}}{{\footnotesize {escape_latex(note)}}} \\" for note in table.notes]
     return "\n".join(
         [

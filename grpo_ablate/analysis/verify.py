@@ -1,5 +1,7 @@
 """Does this machine reproduce a published run? Checksums of every record first, then means within their intervals.
 
+Between the two, every table that exists is made anew from the records: one that differs is named (`derived`).
+
 A cell is a row and a metric. Two means agree when they differ by no more than the two-sample t interval allows
 (Welch: standard errors combined, degrees of freedom by Welch and Satterthwaite), at a level of `LEVEL` for all
 cells together, divided evenly among them (Bonferroni): an honest rerun on other seeds fails once in a hundred
@@ -17,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_ablate.analysis.planned import history
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.record_files import has_record
 from grpo_ablate.runs.start_files import found_start, start_parameters
@@ -26,6 +29,7 @@ from grpo_ablate.spec.warmstart import starts
 if TYPE_CHECKING:
     import pandas as pd
 
+    from grpo_ablate.spec.exact_files import ExactExperiment
     from grpo_ablate.spec.resolve import Experiment
 
 LEVEL = 0.01  # of all cells together
@@ -70,48 +74,73 @@ class Verification:
     faults: tuple[str, ...]
     untrained: tuple[str, ...]
     damaged: tuple[str, ...]  # experiments with such records; they are not compared
+    altered: tuple[str, ...]  # a sentence for every table that is not what its records give
 
     @property
     def holds(self) -> bool:
-        """Whether no record is damaged and no cell differs or is of another spec."""
-        return not self.faults and not any(cell.state in ("differs", "other spec") for cell in self.cells)
+        """Whether no record is damaged, no table altered, and no cell differs or is of another spec."""
+        differing = any(cell.state in ("differs", "other spec") for cell in self.cells)
+        return not self.faults and not self.altered and not differing
 
 
-def verify(experiments: Sequence[Experiment], results: Path, references: Mapping[str, bytes]) -> Verification:
+def verify(
+    experiments: Sequence[Experiment],
+    results: Path,
+    references: Mapping[str, bytes],
+    exact: Sequence[ExactExperiment] | None = None,
+) -> Verification:
     """Compare the records in ``results`` with reference tables (experiment name -> CSV; see `reference`).
 
-    Experiments without a reference are only checked for damage.
+    Experiments without a reference are only checked for damage and altered tables. ``exact``: the exact
+    experiments of a project all of whose ``experiments`` are given: then their tables, and those over all
+    experiments, are checked as well.
 
     Raises:
         UserError: a reference is no such table.
     """
-    from grpo_ablate.analysis.reference import read_reference, reference_table
+    from grpo_ablate.analysis import derived
+    from grpo_ablate.analysis.collect import tidy
+    from grpo_ablate.analysis.reference import read_reference, reference_of
 
     faults: list[str] = []
-    untrained, broken, pairs = [], [], []
+    changed = derived.altered_controls(results)
+    untrained, broken, pairs, comparisons = [], [], [], []
     for experiment in experiments:
         found = damaged(experiment, results)
         faults += [fault for fault in found if fault not in faults]  # experiments may share a record
+        trained = {cell.hash for cell in cells([experiment]) if has_record(results / cell.folder)}
+        runs = tidy(experiment, results, partial=True) if trained and not found else None
+        if not found:
+            given = None if runs is None else derived.derive(experiment, runs, results)
+            changed += derived.altered(experiment, given, results)
+            comparisons.append(None if given is None else given.comparison)
         if experiment.name not in references:
             continue
         there = read_reference(references[experiment.name], f"{experiment.name}.csv")
-        rows = {row.hash for row in experiment.rows}
-        if not any(has_record(results / cell.folder) for cell in cells([experiment]) if cell.hash in rows):
+        if not trained & {row.hash for row in experiment.rows}:
             untrained.append(experiment.name)
-        elif found:
+        elif runs is None:
             broken.append(experiment.name)
         else:
-            pairs.append((experiment.name, reference_table(experiment, results, partial=True), there))
+            pairs.append((experiment.name, reference_of(experiment, runs.to_pandas()), there))
+    if exact is not None:
+        changed += derived.altered_exact(exact, results)
+        if len(comparisons) == len(experiments):  # no record is damaged
+            changed += derived.altered_across(comparisons, results)
     compared = sum(len(_matched(here, there)) for _, here, there in pairs)
     verdicts = [
         verdict for name, here, there in pairs for verdict in _cells(name, here, there, LEVEL / max(1, compared))
     ]
-    return Verification(tuple(verdicts), tuple(faults), tuple(untrained), tuple(broken))
+    return Verification(tuple(verdicts), tuple(faults), tuple(untrained), tuple(broken), tuple(changed))
 
 
 def damaged(experiment: Experiment, results: Path) -> list[str]:
-    """Return a sentence for every record and warm start of the experiment that is not true to its checksums."""
+    """Return a sentence for every record, warm start and plan of the experiment that differs from its checksum."""
     found = []
+    try:
+        history(experiment.name, results)
+    except UserError as error:
+        found.append(str(error))
     own = cells([experiment])
     for cell in own:
         if has_record(results / cell.folder):
@@ -205,8 +234,8 @@ def as_json(found: Verification) -> str:
 
 
 def as_text(found: Verification) -> str:
-    """Return damaged records, a line per experiment, the cells that do not agree, and the verdict."""
-    lines = [f"damaged: {fault}" for fault in found.faults]
+    """Return damaged records, altered tables, a line per experiment, cells that do not agree, and the verdict."""
+    lines = [*(f"damaged: {fault}" for fault in found.faults), *(f"altered: {table}" for table in found.altered)]
     lines += [f"{name}: not compared: its records are damaged" for name in found.damaged]
     for name in dict.fromkeys(cell.experiment for cell in found.cells):
         own = [cell for cell in found.cells if cell.experiment == name]
@@ -222,7 +251,8 @@ def as_text(found: Verification) -> str:
     compared = total["agrees"] + total["differs"]
     lines.append(
         f"all: {total['agrees']} of {compared} cells agree within their two-sample t intervals "
-        f"(level {LEVEL:g} for all together); damaged records: {len(found.faults)}"
+        f"(level {LEVEL:g} for all together); damaged records: {len(found.faults)}; "
+        f"altered tables: {len(found.altered)}"
     )
     return "\n".join(lines)
 

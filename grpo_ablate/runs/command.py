@@ -13,7 +13,7 @@ from grpo_ablate.parallel.group import Group, joined
 from grpo_ablate.runs.devices import leased
 from grpo_ablate.runs.start_files import Begin, found_start
 from grpo_ablate.runs.stopping import StopRequest
-from grpo_ablate.spec.cells import Cell, row_cells
+from grpo_ablate.spec.cells import Cell, trained_cells
 from grpo_ablate.spec.identity import canonical_json, from_canonical, parse_spec, spec_hash
 from grpo_ablate.spec.resolve import find_row
 from grpo_ablate.spec.warmstart import Start, cell_start, parse_start, starts
@@ -37,6 +37,8 @@ def train_command(arguments: argparse.Namespace) -> int:
         raise UserError("--dump-round: writes a batch and no run; leave out --stream.")
     if arguments.dump_round is not None and len(cells) > 1:
         raise UserError("--dump-round: name one block of seeds with --seeds A-B.")
+    if arguments.row is not None:
+        _check(arguments, from_canonical(cells[0].spec_json))
     with joined() as group:
         if group.count > 1:
             return _train_shares(arguments, cells, group)
@@ -146,6 +148,18 @@ def _folders(arguments: argparse.Namespace, cell: Cell) -> tuple[Path, Path]:
     return arguments.results / cell.folder, arguments.results / cell.folder.replace("runs/", "scratch/", 1)
 
 
+def _check(arguments: argparse.Namespace, spec: Spec) -> None:
+    """Refuse, before anything is written, a round that a run has not, and pools that the task cannot fill."""
+    from grpo_ablate.tasks.registry import make_task
+
+    if arguments.dump_round is not None and not 1 <= arguments.dump_round <= spec.rounds:
+        raise UserError(f"--dump-round {arguments.dump_round}: {arguments.row} has rounds 1 to {spec.rounds}.")
+    try:
+        make_task(spec.task, spec.policy)
+    except UserError as error:
+        raise UserError(f"{arguments.row}: {error}") from None
+
+
 def warmstart_command(arguments: argparse.Namespace) -> int:
     """Train the warm starts that the command line names; return the exit code."""
     seeds = None if arguments.seeds is None else _seeds(arguments.seeds)
@@ -155,7 +169,7 @@ def warmstart_command(arguments: argparse.Namespace) -> int:
         found = [parse_start(arguments.cell, seeds, "--cell")]
     else:
         experiment, row = find_row(arguments.row)
-        blocks = row_cells(experiment, row)
+        blocks = trained_cells(experiment, row)
         own = blocks if seeds is None else [Cell(blocks[0].testbed, row.hash, *seeds, blocks[0].spec_json)]
         found = starts(own)
         if not found:
@@ -206,7 +220,7 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
     if arguments.row is None:
         raise UserError("name a row to train, as in experiments/selection.yaml:ROW.")
     experiment, row = find_row(arguments.row)
-    blocks = row_cells(experiment, row)
+    blocks = trained_cells(experiment, row)
     if seeds is None:
         return blocks
     return [Cell(blocks[0].testbed, row.hash, *seeds, blocks[0].spec_json)]

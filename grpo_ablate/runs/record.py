@@ -84,6 +84,13 @@ def json_bytes(value: Any) -> bytes:
     return (flat + "\n").encode()
 
 
+def sealed_bytes(content: dict[str, Any]) -> bytes:
+    """Return canonical JSON of an object with the checksum of what is written, where null stands for NaN."""
+    finite = _finite(content)
+    assert isinstance(finite, dict)
+    return json_bytes(sealed(finite))
+
+
 def json_lines(values: list[dict[str, Any]]) -> bytes:
     """Return one JSON object per line, keys in the order given, text as it is."""
     return "".join(
@@ -114,7 +121,7 @@ def publish(
     }
     checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     contents |= {f"{name}.json": json_bytes(value) for name, value in apart.items()}
-    contents["run.json"] = json_bytes(sealed({**run, "checksums": checksums}))
+    contents["run.json"] = sealed_bytes({**run, "checksums": checksums})
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)

@@ -34,8 +34,7 @@ from grpo_ablate.runs.memory import peak_memory
 from grpo_ablate.runs.numerics import settle
 from grpo_ablate.runs.progress import Progress
 from grpo_ablate.runs.provenance import provenance
-from grpo_ablate.runs.record import check_writable, json_bytes
-from grpo_ablate.runs.record_files import sealed
+from grpo_ablate.runs.record import check_writable, json_bytes, sealed_bytes
 from grpo_ablate.runs.start_files import FILE, MODEL, PARAMETERS, Begin, start_parameters, unusable
 from grpo_ablate.runs.stopping import StopRequest, stop_requests
 from grpo_ablate.spec.identity import replace
@@ -104,7 +103,10 @@ def _sound(content: bytes, spec: Spec, start: Start, results: Path) -> dict[str,
     except (SafetensorError, ValueError):
         raise unusable(path, "does not hold the parameters of this policy") from None
     if not flat.isfinite().all():
-        raise unusable(path, "holds a parameter that is not finite")
+        raise UserError(
+            f"{path}: the warm start diverged, a parameter is not finite: lower policy.warmstart.learning_rate "
+            f"({spec.policy.warmstart.learning_rate:g})."
+        )
     return parameters
 
 
@@ -242,7 +244,7 @@ class Session:
             PARAMETERS: content,
             "timing.json": json_bytes(self.timing(evaluation)),
             "provenance.json": json_bytes({**last, "interrupted": earlier}),
-            FILE: json_bytes(sealed(stated)),
+            FILE: sealed_bytes(stated),
         }
         try:
             shutil.rmtree(self.aside, ignore_errors=True)

@@ -48,12 +48,15 @@ def tuning_cells(experiment: Experiment, row: Row) -> list[Cell]:
     return _blocks(experiment, row, experiment.first_tuning_seed)
 
 
+def trained_cells(experiment: Experiment, row: Row) -> list[Cell]:
+    """Return every cell that an experiment trains of one of its ``trained_rows``, the tuning seeds' last."""
+    at_rate = any(row.id == other.id for rows in experiment.tuned.values() for other in rows)
+    return [*row_cells(experiment, row), *(tuning_cells(experiment, row) if at_rate else ())]
+
+
 def experiment_cells(experiment: Experiment) -> list[Cell]:
     """Return the distinct cells of an experiment, sorted: its rows, its controls, its rows at every rate."""
-    found = {cell for row in experiment.trained_rows for cell in row_cells(experiment, row)}
-    for rows in experiment.tuned.values():
-        found |= {cell for row in rows for cell in tuning_cells(experiment, row)}
-    return sorted(found)
+    return sorted({cell for row in experiment.trained_rows for cell in trained_cells(experiment, row)})
 
 
 def measured_runs(experiment: Experiment) -> list[tuple[Row, int]]:

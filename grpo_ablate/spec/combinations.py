@@ -128,7 +128,7 @@ def _task(spec: Spec) -> str | None:
             return (
                 f"reward.components: the task {spec.task.name} has no component '{name}'; {nearest(name, known)}"
             )
-    if spec.sampling.dynamic != "off" and spec.sampling.filter_on not in (*known, "reward"):
+    if spec.sampling.filter_on not in (*known, "reward"):
         return (
             f"sampling.filter_on: the task {spec.task.name} has no component '{spec.sampling.filter_on}'; "
             f"{nearest(spec.sampling.filter_on, (*known, 'reward'))}"

@@ -59,6 +59,16 @@ def family(spec: Spec) -> str:
     return f"{spec.task.name} {sorted(shape.items())}"
 
 
+def families(spec: Spec) -> tuple[str, str]:
+    """Return whose jobs tell the time of a spec's: those with its limit of tokens where there are any, or all."""
+    return f"{family(spec)} up to {spec.sampling.max_tokens} tokens", family(spec)
+
+
+def prices_of(spec: Spec, prices: Mapping[str, Prices]) -> Prices | None:
+    """Return the prices of a spec's jobs; None where nothing tells them."""
+    return next((prices[name] for name in families(spec) if name in prices), None)
+
+
 def works(spec: Spec, seeds: int) -> dict[str, Work]:
     """Return the work of each part of a run of a spec on a number of seeds, when nothing is resampled."""
     rounds, evaluation = spec.rounds, spec.evaluation
@@ -86,7 +96,7 @@ def _samples(number: int | str) -> int:
 
 
 def calibrate(results: Path) -> dict[str, Prices]:
-    """Return the prices of every family of which this machine has finished a job."""
+    """Return the prices of all `families` of which this machine has finished a job."""
     observed: dict[str, list[tuple[Spec, int, dict[str, Any]]]] = {}
     for path in sorted((results / "runs").glob("*/*/*/timing.json")):
         try:
@@ -97,7 +107,8 @@ def calibrate(results: Path) -> dict[str, Prices]:
             spec = Spec.model_validate(run["spec"])
         except (UserError, ValueError):
             continue  # a damaged record tells nothing; `status` reports it
-        observed.setdefault(family(spec), []).append((spec, len(run["seeds"]), timing))
+        for name in families(spec):
+            observed.setdefault(name, []).append((spec, len(run["seeds"]), timing))
     return {name: _prices(jobs) for name, jobs in observed.items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from grpo_ablate.analysis.sign_flip_bound import seeds_needed
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.cells import Cell, experiment_cells, row_cells, tuning_cells
-from grpo_ablate.spec.estimate import Prices, calibrate, family, start_seconds, works
+from grpo_ablate.spec.estimate import Prices, calibrate, prices_of, start_seconds, works
 from grpo_ablate.spec.identity import from_canonical
 from grpo_ablate.spec.resolve import Experiment, Row
 from grpo_ablate.spec.warmstart import Start, starts
@@ -161,7 +161,7 @@ def _estimate(
     total, known = 0.0, None
     for cell in todo:
         spec = from_canonical(cell.spec_json)
-        known = prices.get(family(spec))
+        known = prices_of(spec, prices)
         if known is None:
             return None
         total += known.start + known.seconds(works(spec, len(cell.seeds)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -64,14 +65,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping with a safe loader.
 
     Raises:
-        UserError: the file is missing, is not YAML, repeats a key, or is not a mapping.
+        UserError: the file is missing (another of nearly that name is offered), is not YAML, repeats a key, or is
+            not a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}{_offer(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"{path}: cannot be read: {reason}.") from None
     return parse_yaml(text, str(path))
+
+
+def _offer(path: Path) -> str:
+    """End a sentence on a missing file: offer the nearest of its folder and of ``experiments``, by name."""
+    folders = (path.parent, Path("experiments"))
+    known = {other.stem: other for folder in folders for other in sorted(folder.glob("*.yaml"))}
+    close = difflib.get_close_matches(path.stem, known, n=1)
+    return f"; did you mean '{known[close[0]]}'?" if close else "."
 
 
 def parse_yaml(text: str, name: str) -> dict[str, Any]:

@@ -109,6 +109,10 @@ class Experiment:
                 return row
         raise UserError(f"{self.path}: no row '{name}'; {nearest(name, [row.id for row in self.rows])}")
 
+    def trained_row(self, name: str) -> Row:
+        """Return the row, control or row at a learning rate of that id, or raise as `row` does."""
+        return replace(self, rows=self.trained_rows).row(name)
+
 
 # A preset settles these whole, whatever the testbed says: what it does not name is neutral.
 _PRESET_OWNS: dict[str, tuple[str, ...]] = {
@@ -173,6 +177,11 @@ def load_experiment(path: Path) -> Experiment:
     testbed_path = path.parent / "testbeds" / f"{file.testbed}.yaml"
     if not testbed_path.exists():
         known = sorted(p.stem for p in testbed_path.parent.glob("*.yaml"))
+        if not known:
+            raise UserError(
+                f"{path}: there is no testbed in {testbed_path.parent}: "
+                "an experiment's file belongs into experiments/."
+            )
         raise UserError(f"{path}: no testbed '{file.testbed}' ({testbed_path}); {nearest(file.testbed, known)}")
     testbed, testbed_file = load_testbed(testbed_path)
     base = testbed_file.model_dump(exclude_unset=True, exclude=set(BESIDE))
@@ -400,9 +409,9 @@ def _settings(settings: Sequence[str]) -> Sparse:
 
 
 def find_row(address: str) -> tuple[Experiment, Row]:
-    """Return the experiment and row of an address ``experiments/x.yaml:row``."""
+    """Return the experiment and row of an address ``experiments/x.yaml:row``; the row may be a control's."""
     path, colon, name = address.rpartition(":")
     if not colon:
         raise UserError(f"'{address}': expected a file and a row, as in experiments/selection.yaml:ROW.")
     experiment = load_experiment(Path(path))
-    return experiment, experiment.row(name)
+    return experiment, experiment.trained_row(name)

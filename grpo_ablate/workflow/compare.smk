@@ -13,6 +13,7 @@ rule controls:
         made=made("controls", "controls"),
     log:
         "results/logs/controls.log",
+    priority: 30  # takes seconds, and every table waits for it
     threads: 1
     message:
         "judge the controls"
@@ -41,8 +42,8 @@ rule compare:
             labels={"what": "claims and verdicts", "format": "csv"},
         ),
         printed=expand(
-            "results/tables/{{experiment}}-{part}.{ending}",
-            part=["comparison", "claims"],
+            "results/tables/{{experiment}}{part}.{ending}",
+            part=["", "-comparison", "-claims"],
             ending=["md", "tex", "typ"],
         ),
         everything="results/tables/{experiment}-comparison.json",

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_ablate.analysis.comparison import FILES as COMPARISON
+from grpo_ablate.analysis.comparison import FILES
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.cells import Cell, cells, experiment_cells
 from grpo_ablate.spec.exact_files import ExactExperiment, load_exact_experiments
@@ -22,7 +22,9 @@ from grpo_ablate.workflow.guard import guard
 
 RESULTS = "results"
 DEMANDED = ("metrics.parquet", "run.json")  # a record without any other file is found at parse time
-TABLES = ("-runs.parquet", "-runs.csv", ".csv", ".md", ".tex", ".typ")
+TABLES = ("-runs.parquet", "-runs.csv", ".csv")
+# The printed summary is the comparison's: above it stand controls that the collected table does not wait for.
+COMPARISON = (".md", ".tex", ".typ", *FILES)
 CONTROLS = tuple(f"{RESULTS}/tables/controls{suffix}" for suffix in (".csv", ".md", ".tex", ".typ"))
 PAPERS = {  # edition -> its files: one tells of every experiment, the other of those that take seconds
     name: (
@@ -212,9 +214,10 @@ class Grid:
 
     @cached_property
     def verified(self) -> list[str]:
-        """The runs that must be there to be compared with published ones: of quick experiments with a table."""
+        """What must be up to date to be compared with published runs: quick experiments with a table there."""
         published = [name for name in self.quick if Path(RESULTS, "published", f"{name}.csv").exists()]
-        return [path for name in published for path in self.runs(name)]
+        tables = [f"{RESULTS}/tables/{name}{ending}" for name in published for ending in (*TABLES, *COMPARISON)]
+        return [*(path for name in published for path in self.runs(name)), *tables]
 
     @cached_property
     def quick(self) -> list[str]:
@@ -287,14 +290,15 @@ def start(workflow: Any, config: dict[str, Any]) -> Grid:
                     f"experiments/{name}.yaml: '{name}' is the name of a target; call the file otherwise."
                 )
         if workflow.is_main_process:
-            from grpo_ablate.workflow.plans import settle_all
+            from grpo_ablate.workflow.plans import check_writable, settle_all
 
-            settle_all(grid)
-            if _executes(workflow):
+            check_writable()
+            if _executes(workflow):  # first: what a plan is now enters the keys of the tables that speak of it
                 from grpo_ablate.analysis.planned import record_plan
 
                 for experiment in grid.experiments.values():
                     record_plan(experiment, Path(RESULTS))
+            settle_all(grid)
         return grid
     except UserError as error:
         print(f"grpo-ablate: error: {error}", file=sys.stderr)

@@ -44,7 +44,7 @@ from grpo_ablate.workflow.staleness import is_stale, start_code, start_trained, 
 
 LOG = "grpo_ablate.runs.mlflow_writer.log_experiment"
 COLLECT = "grpo_ablate.analysis.collect.collect"
-COMPARE = ("grpo_ablate.analysis.compare_command.compared", "grpo_ablate.analysis.compare_tables.write_comparison")
+COMPARE = "grpo_ablate.analysis.compare_command.write_compared"
 OVER_TESTBEDS = "grpo_ablate.analysis.across.write_across"
 EXACT_CONTROLS = "grpo_ablate.analysis.exact_controls.write_exact_controls"
 DRAW = "grpo_ablate.analysis.figures.draw"  # which imports a module per kind by name
@@ -70,14 +70,18 @@ class Step:
     words: str = ""
 
 
+def check_writable() -> None:
+    """Raise UserError where the results folder cannot be written."""
+    if Path(RESULTS).exists() and not os.access(RESULTS, os.W_OK | os.X_OK):
+        raise UserError(f"{RESULTS}: cannot be written: permission denied.")
+
+
 def settle_all(grid: Grid) -> None:
     """Settle every key file.
 
     Raises:
-        UserError: the results folder cannot be written, or a run's record cannot be read.
+        UserError: a key file cannot be written, or a run's record cannot be read.
     """
-    if Path(RESULTS).exists() and not os.access(RESULTS, os.W_OK | os.X_OK):
-        raise UserError(f"{RESULTS}: cannot be written: permission denied.")
     steps = [
         *_starts(grid), *_training(grid), *_analysis(grid), *_exact(grid), *_conform(grid), *_smoke(grid),
     ]  # fmt: skip
@@ -140,7 +144,7 @@ def _analysis(grid: Grid) -> Iterator[Step]:
         tables = {"source": grid.source, "other code": marked, "code": digest_of(COLLECT)}
         outputs = [f"{RESULTS}/tables/{name}{suffix}" for suffix in TABLES]
         yield _step("collect", name, content | tables, outputs)
-        judged = _judged(experiment) | {"code": digest_of(*COMPARE)}
+        judged = _judged(experiment) | {"code": digest_of(COMPARE)}
         outputs = [f"{RESULTS}/tables/{name}{suffix}" for suffix in COMPARISON]
         yield _step("compare", name, content | judged, outputs)
         figures = {

@@ -77,8 +77,7 @@ def smoke(testbed: str, results: Path) -> None:
 
 def _run(experiments: list[Experiment], testbed: str, results: Path) -> None:
     from grpo_ablate.analysis.collect import collect
-    from grpo_ablate.analysis.compare_command import compared
-    from grpo_ablate.analysis.compare_tables import write_comparison
+    from grpo_ablate.analysis.compare_command import write_compared
     from grpo_ablate.analysis.figures import draw
     from grpo_ablate.runs.train import train
     from grpo_ablate.runs.warmstart import load_start, train_start
@@ -92,7 +91,7 @@ def _run(experiments: list[Experiment], testbed: str, results: Path) -> None:
         train(spec, seeds, results / cell.folder, scratch, testbed=testbed, begin=begin)
     for experiment in experiments:
         collect(experiment, results, "records")
-        write_comparison(experiment, compared(experiment, results, "table"), results / "tables")
+        write_compared(experiment, results, "table")
         draw(experiment, results)
 
 

@@ -1,4 +1,4 @@
-# The runs of an experiment as one tidy table, and their summary in every format.
+# The runs of an experiment as one tidy table, and their summary; `compare` prints it with all that must stand above.
 rule collect:
     input:
         plan=plan("collect", "{experiment}"),
@@ -13,7 +13,6 @@ rule collect:
             subcategory="tables",
             labels={"what": "table of every row", "format": "csv"},
         ),
-        printed=multiext("results/tables/{experiment}", ".md", ".tex", ".typ"),
         made=made("collect", "{experiment}"),
     log:
         "results/logs/collect/{experiment}.log",

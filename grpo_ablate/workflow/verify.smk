@@ -1,5 +1,5 @@
-# This machine's runs beside results/published. The quick experiments are trained for it, others are taken as far
-# as they are. Without outputs, so that asking twice checks twice.
+# This machine's runs beside results/published, and its tables beside the runs. The quick experiments are trained for
+# it, others are taken as far as they are. Without outputs, so that asking twice checks twice.
 rule verify:
     input:
         GRID.verified,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fabricated import rows_only, write_record
+from tidy_runs import ROWS, written
 
 from grpo_ablate.runs.mlflow_store import create_store
 from grpo_ablate.spec.cells import cells
@@ -51,6 +53,12 @@ def experiment(tmp_path: Path) -> Experiment:
     path = tmp_path / "experiments" / "small.yaml"
     path.write_text(textwrap.dedent(EXPERIMENT))
     return rows_only(path)
+
+
+@pytest.fixture
+def three_rows(tmp_path: Path) -> Experiment:
+    """Rows base, other and third on seeds 0 to 7, for tidy tables of invented scores; no controls."""
+    return replace(written(tmp_path, ROWS, TESTBED), controls=())
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+import yaml
 
 from grpo_ablate.runs.mlflow_lines import INTEGERS
 from grpo_ablate.runs.record import publish
-from grpo_ablate.spec.cells import Cell
+from grpo_ablate.spec.cells import Cell, cells
 from grpo_ablate.spec.resolve import Experiment, load_experiment
 
 
@@ -56,6 +57,7 @@ def write_record(
     salt: int = 0,
     diverged: dict[str, int] | None = None,
     curve: list[list[float]] | None = None,
+    started: str = "2099-01-02T03:04:05.678+00:00",  # after any plan that a test records
     change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
     """Publish a record of the cell as the trainer would; ``change`` may alter the columns first."""
@@ -89,16 +91,28 @@ def write_record(
     made_by = {
         "commit": "c0ffee", "dirty": False, "versions": {"torch": "2"}, "processor": "A processor", "threads": 1,
     }  # fmt: skip
-    started = {"started": "2025-01-02T03:04:05.678+00:00"}
     samples = [
         {"seed": seed, "round": 4, "prompt": "Good morning", "response": f"Bonjour {seed}", "reward": 1.0}
         | {"tokens": [f"Bonjour {seed}"], "advantages": [0.5]}
         for seed in seeds
     ]
     parameters = {"logits": torch.zeros(1)}
-    apart = {"timing": timing, "provenance": {**made_by, **started, "interrupted": []}}
+    apart = {"timing": timing, "provenance": {**made_by, "started": started, "interrupted": []}}
     publish(folder, results / "aside", _table(table), samples, parameters, run, apart)
     return folder
+
+
+def train(experiment: Experiment, results: Path, started: str | None = None) -> None:
+    """Publish a record of every cell of an experiment."""
+    for cell in cells([experiment]):
+        write_record(results, cell, **({} if started is None else {"started": started}))
+
+
+def changed(experiment: Experiment, **keys: object) -> Experiment:
+    """The experiment file with other keys, loaded again."""
+    content = yaml.safe_load(experiment.path.read_text()) | keys
+    experiment.path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return load_experiment(experiment.path)
 
 
 def rows_only(path: Path) -> Experiment:

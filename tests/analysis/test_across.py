@@ -7,30 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import TESTBED
 from rliable import metrics as rliable
-from tidy_runs import lines, table, written
+from tidy_runs import lines, table
 
 from grpo_ablate.analysis.across import across, write_across
 from grpo_ablate.analysis.compare import compare
 from grpo_ablate.analysis.comparison import ControlResult
 
-ROWS = """
-question: Does it matter?
-testbed: tiny
-baseline: base
-seeds: 6
-rows:
-  base: {}
-  other: {advantage: {scale: none}}
-  third: {advantage: {ddof: 1}}
-"""
-
 
 @pytest.fixture
-def comparisons(tmp_path):
+def comparisons(three_rows):
     """Three comparisons on two testbeds; the row third is in one testbed only, the last comparison is a repeat."""
-    experiment = replace(written(tmp_path, ROWS, TESTBED), controls=())
+    experiment = replace(three_rows, seeds=6)
     numbers = np.random.default_rng(0)
 
     def scores(shift):
@@ -76,7 +64,12 @@ def test_the_table_holds_the_numbers_and_is_the_same_twice(comparisons, tmp_path
 
 def test_a_failed_control_and_missing_runs_stand_above_the_table_over_testbeds(comparisons, tmp_path):
     broken = ControlResult("control.a-a", "the baseline again", False, "differs", 0.0, 0.001)
-    whole = [replace(comparisons[0], controls=(broken,), partial="Partial: 3 of 4 runs."), *comparisons[1:]]
-    for path in write_across(whole, tmp_path)[1:]:
+    late, partial = "2 of 6 seeds were added after a look at results.", "Partial: 3 of 4 runs."
+    whole = [replace(comparisons[0], controls=(broken,), partial=partial, notes=(late,)), *comparisons[1:]]
+    table, *printed = write_across(whole, tmp_path)
+    for path in printed:
         shown = path.read_text()
-        assert 0 <= shown.index("small: CONTROL FAILED") < shown.index("Partial") < shown.index("Pairs")
+        said = ("small: CONTROL FAILED", f"small: {partial}", f"small: {late}", "Pairs")
+        places = [shown.index(words) for words in said]
+        assert places == sorted(places)
+    assert pd.read_csv(table)["partial"].tolist() == [f"small: {partial}"]

@@ -21,6 +21,7 @@ from warm import warm_experiment, write_warm
 from grpo_ablate.analysis.archive import FOLDER, MANIFEST, archive, published_tables
 from grpo_ablate.analysis.collect import collect
 from grpo_ablate.analysis.planned import record_plan
+from grpo_ablate.analysis.study import run_archive
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.record_files import RECORD
 from grpo_ablate.spec.cells import cells
@@ -228,6 +229,31 @@ def test_the_checklist_says_what_the_records_say(study: Experiment, results: Pat
     assert "- [ ] 1 of 4 seeds was added after a look at results." in text
     assert "- [ ] small, late: It matters. (us) Tested as better: base against mean-only in eval/reward." in text
     assert "**added after a look at results**" in text
+
+
+def test_an_archive_of_unfinished_work_says_what_is_missing(
+    study: Experiment,
+    results: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tmp_path / "a.zip"
+    run_archive([study.path], results, target)
+    assert capsys.readouterr().out == f"{target}\n"
+    lost = {cell.folder for cell in cells([study]) if cell.hash == study.row("mean-only").hash}
+    for folder in lost:
+        shutil.rmtree(results / folder)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy("experiments/testbeds/tiny.yaml", "experiments/testbeds/other.yaml")
+    Path("experiments/never.yaml").write_text(study.path.read_text().replace("testbed: tiny", "testbed: other"))
+    run_archive([], results, target)
+    assert capsys.readouterr().out.splitlines() == [
+        str(target),
+        "experiments/small.yaml: unfinished: 2 of 8 seed blocks are not trained (mean-only); "
+        "all of them: grpo-ablate status experiments/small.yaml",
+        "left out, nothing of them is trained: never",
+    ]
 
 
 def test_warm_starts_are_in_the_archive_and_checked(tmp_path: Path) -> None:

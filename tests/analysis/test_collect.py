@@ -17,15 +17,21 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
-from fabricated import client, columns, rows_only, write_record
+from fabricated import changed, client, columns, rows_only, write_record
 
+from grpo_ablate.analysis import exact_controls
 from grpo_ablate.analysis.collect import KEYS, collect, tidy
+from grpo_ablate.analysis.compare_command import write_compared
+from grpo_ablate.analysis.comparison import ControlResult
+from grpo_ablate.cli import main
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.mlflow_store import create_store
 from grpo_ablate.runs.mlflow_writer import Logged, log_experiment
 from grpo_ablate.runs.record_files import sealed
 from grpo_ablate.spec.cells import cells
+from grpo_ablate.spec.resolve import load_experiment
 
 
 def all_bytes(paths: list[Path]) -> dict[str, bytes]:
@@ -80,7 +86,9 @@ def test_a_second_build_is_the_same_to_the_byte(recorded, results):
 
 def test_the_csv_holds_the_numbers_of_the_parquet(recorded, results):
     parquet, text, *_ = collect(recorded, results)
-    pd.testing.assert_frame_equal(pd.read_parquet(parquet), pd.read_csv(text), check_exact=True, check_dtype=False)
+    one, other = pd.read_parquet(parquet), pd.read_csv(text)
+    assert set(one.pop("partial")) == {""} and other.pop("partial").isna().all()
+    pd.testing.assert_frame_equal(one, other, check_exact=True, check_dtype=False)
 
 
 def test_missing_runs_are_named_and_partial_uses_the_others(recorded, results):
@@ -226,13 +234,74 @@ def test_a_record_that_contradicts_itself_is_refused(recorded, results, change, 
 
 def test_a_failed_exact_control_stands_above_the_summary_in_every_format(recorded, results):
     tables = results / "tables"
-    tables.mkdir(parents=True, exist_ok=True)
-    line = "one-step,clipping cannot act,False,1.0,0.0,parameters differ"
-    (tables / "controls.csv").write_text(f"id,label,holds,value,bound,words\n{line}\n")
-    collect(recorded, results)
+    for holds in (False, True):
+        control = ControlResult("one-step", "clipping cannot act", holds, "parameters differ", 1.0, 0.0)
+        collect(recorded, results, exact=[control])
+        for dialect in ("md", "tex", "typ"):
+            above = (tables / f"{recorded.name}.{dialect}").read_text().partition("Row")[0]
+            assert ("CONTROL FAILED: clipping cannot act: parameters differ" in above) != holds
+
+
+@pytest.mark.parametrize("command", ["collect", "compare"])
+def test_the_exact_controls_are_judged_for_the_tables_though_no_table_of_them_exists(
+    experiment, results, monkeypatch, command
+):
+    whole = load_experiment(experiment.path)
+    for cell in cells([whole]):
+        write_record(results, cell)
+    broken = ControlResult("one-step", "clipping cannot act", False, "parameters differ", 1.0, 0.0)
+    monkeypatch.setattr(exact_controls, "exact_controls", lambda: (broken,))
+    with pytest.raises(SystemExit):
+        main([command, str(experiment.path), "--results", str(results)])
     for dialect in ("md", "tex", "typ"):
-        text = (tables / f"{recorded.name}.{dialect}").read_text()
-        assert "CONTROL FAILED: clipping cannot act: parameters differ" in text.partition("Row")[0]
-    (tables / "controls.csv").write_text(f"id,label,holds,value,bound,words\n{line.replace('False', 'True')}\n")
+        above = (results / "tables" / f"small.{dialect}").read_text().partition("Row")[0]
+        assert "CONTROL FAILED: clipping cannot act: parameters differ" in above
+
+
+def test_tables_of_an_unfinished_grid_say_so_in_every_format(experiment, results):
+    whole = load_experiment(experiment.path)  # base and its twin, mean-only, two controls: four runs a seed
+    for cell in cells([whole])[1:]:
+        write_record(results, cell)
+    collect(whole, results, partial=True)
+    write_compared(whole, results, partial=True)
+    tables = results / "tables"
+    there = 12 - len([seed for seed in cells([whole])[0].seeds if seed < 3])
+    said = f"Partial: {there} of 12 runs."
+    for part in ("", "-comparison", "-claims"):
+        for ending in ("md", "tex", "typ"):
+            text = (tables / f"small{part}.{ending}").read_text()
+            assert said in text.partition("Row" if part != "-claims" else "Verdict")[0], (part, ending)
+    for name in ("small.csv", "small-runs.csv", "small-comparison.csv"):
+        assert set(pd.read_csv(tables / name)["partial"]) == {said}, name
+    assert "partial" in pd.read_csv(tables / "small-claims.csv")
+    assert set(pq.read_table(tables / "small-runs.parquet")["partial"].to_pylist()) == {said}
+    write_record(results, cells([whole])[0])
+    collect(whole, results)
+    write_compared(whole, results, "table")
+    assert not any(b"Partial" in path.read_bytes() for path in tables.iterdir())
+
+
+@pytest.mark.parametrize("command", ["collect", "compare"])
+@pytest.mark.parametrize("key", ["budget", "digest"])
+def test_an_edit_of_budget_or_digest_is_refused_by_name(recorded, results, capsys, command, key):
+    path = results / cells([recorded])[0].folder / "run.json"
+    stated = json.loads(path.read_text())
+    other = {"digest": "0" * 16, "budget": stated["budget"] | {"tokens": [1, 1]}}[key]
+    path.write_text(json.dumps(stated | {key: other}))
+    with pytest.raises(SystemExit) as ended:
+        main([command, str(recorded.path), "--results", str(results), "--partial"])
+    assert ended.value.code == 2
+    assert f"{path}: differs from the checksum in it; remove" in capsys.readouterr().err
+    assert not (results / "tables").exists()
+
+
+def test_a_table_of_before_the_file_was_edited_lends_no_row_another_ones_runs(recorded, results):
     collect(recorded, results)
-    assert "CONTROL FAILED" not in (tables / f"{recorded.name}.md").read_text()
+    rows = {"base": {}, "twin": {"update": {"clip_low": 0.1}}, "mean-only": {"advantage": {"ddof": 1}}}
+    edited = replace(changed(recorded, rows=rows, seeds=2), controls=())
+    found = write_compared(edited, results, "table")
+    assert [row.row for row in found.rows] == ["base", "twin"], "mean-only is another row now"
+    assert found.row("base").seeds == (0, 1) and found.partial == "Partial: 2 of 4 runs."
+    rows = {"base": {"advantage": {"eps": 0.5}}, "mean-only": rows["mean-only"]}
+    with pytest.raises(UserError, match=r"holds no run of .*small\.yaml as it stands; make it with `grpo-ablate"):
+        write_compared(replace(changed(recorded, rows=rows), controls=()), results, "table")

@@ -14,12 +14,12 @@ import statsmodels.formula.api as smf
 from conftest import EXPERIMENT, TESTBED
 from fabricated import write_record
 from scipy import stats
-from tidy_runs import ROLLOUTS, START, lines, table, with_claims, written
+from tidy_runs import ROLLOUTS, ROWS, START, lines, table, with_claims, written
 
 from grpo_ablate.analysis.collect import collect, tidy
 from grpo_ablate.analysis.compare import compare
-from grpo_ablate.analysis.compare_command import compared
-from grpo_ablate.analysis.compare_tables import rows_table, write_comparison
+from grpo_ablate.analysis.compare_command import compared, write_compared
+from grpo_ablate.analysis.compare_tables import rows_table
 from grpo_ablate.analysis.compare_text import as_text
 from grpo_ablate.analysis.comparison import FILES, as_json, read_comparison
 from grpo_ablate.cli import main
@@ -29,25 +29,10 @@ from grpo_ablate.spec.cells import cells
 
 BASE = [0.50, 0.52, 0.48, 0.51, 0.49, 0.53, 0.47, 0.50]
 MORE = [0.56, 0.55, 0.53, 0.58, 0.54, 0.57, 0.55, 0.54]
-TWO_ROWS = """
-question: Does it matter?
-testbed: tiny
-baseline: base
-seeds: 8
-rows:
-  base: {}
-  other: {advantage: {scale: none}}
-  third: {advantage: {ddof: 1}}
-"""
 
 
-@pytest.fixture
-def experiment(tmp_path):
-    return replace(written(tmp_path, TWO_ROWS, TESTBED), controls=())
-
-
-def test_a_row_is_compared_seed_by_seed(experiment):
-    found = compare(experiment, table(lines("base", BASE), lines("other", MORE)))
+def test_a_row_is_compared_seed_by_seed(three_rows):
+    found = compare(three_rows, table(lines("base", BASE), lines("other", MORE)))
     base, other = found.rows
     assert [row.row for row in found.rows] == ["base", "other"]  # a row without runs is not there
     assert base.difference is None and base.verdict == "baseline"
@@ -63,30 +48,30 @@ def test_a_row_is_compared_seed_by_seed(experiment):
     assert other.area_difference.mean == pytest.approx(0.75 * gap.mean(), rel=1e-12)
 
 
-def test_seeds_are_paired_by_their_number_whatever_the_order_of_the_lines(experiment):
+def test_seeds_are_paired_by_their_number_whatever_the_order_of_the_lines(three_rows):
     whole = table(lines("base", BASE), lines("other", MORE))
     shuffled = whole.sample(frac=1, random_state=0)
-    assert compare(experiment, shuffled) == compare(experiment, whole)
+    assert compare(three_rows, shuffled) == compare(three_rows, whole)
 
 
-def test_missing_seeds_leave_the_pairs_that_both_have(experiment):
-    found = compare(experiment, table(lines("base", BASE[:5]), lines("other", MORE[2:], first_seed=2)))
+def test_missing_seeds_leave_the_pairs_that_both_have(three_rows):
+    found = compare(three_rows, table(lines("base", BASE[:5]), lines("other", MORE[2:], first_seed=2)))
     assert found.row("other").difference.seeds == (2, 3, 4)
     assert found.row("other").n == 6 and found.row("base").n == 5
 
 
-def test_without_a_baseline_or_its_metric_nothing_is_compared(experiment):
+def test_without_a_baseline_or_its_metric_nothing_is_compared(three_rows):
     with pytest.raises(UserError, match=r"small.yaml: the baseline 'base' has no runs"):
-        compare(experiment, table(lines("other", MORE)))
+        compare(three_rows, table(lines("other", MORE)))
     with pytest.raises(UserError, match="the runs have no metric 'eval/reward'"):
-        compare(experiment, table(lines("base", BASE)).drop(columns="eval/reward"))
+        compare(three_rows, table(lines("base", BASE)).drop(columns="eval/reward"))
 
 
 @pytest.mark.parametrize("lost", [float("nan"), float("inf"), 0.1])
-def test_a_failed_run_scores_the_worst_of_the_experiment_and_is_listed(experiment, lost):
+def test_a_failed_run_scores_the_worst_of_the_experiment_and_is_listed(three_rows, lost):
     """0.1 is less than half of what the untrained policy earns: a collapse."""
     runs = table(lines("base", BASE), lines("other", [*MORE[:7], lost]))
-    found = compare(experiment, runs)
+    found = compare(three_rows, runs)
     worst = 0.1 if lost == 0.1 else START  # the lowest value at any evaluation
     assert found.floor == worst and found.row("other").scores[7] == worst
     assert found.row("other").failed == (7,) and found.row("base").failed == ()
@@ -98,39 +83,39 @@ def test_a_failed_run_scores_the_worst_of_the_experiment_and_is_listed(experimen
     assert "other seed 7: " in as_text(found) and "Failed" in as_text(found)
 
 
-def test_a_run_whose_parameters_broke_fails_though_its_last_score_was_fine(experiment):
+def test_a_run_whose_parameters_broke_fails_though_its_last_score_was_fine(three_rows):
     runs = table(lines("base", BASE), lines("other", MORE))
     runs.loc[(runs["row"] == "other") & (runs["seed"] == 3), "diverged"] = True
-    found = compare(experiment, runs)
+    found = compare(three_rows, runs)
     assert found.row("other").failed == (3,) and found.row("other").scores[3] == START
 
 
-def test_a_row_whose_every_run_failed_is_still_compared(experiment):
-    found = compare(experiment, table(lines("base", BASE), lines("other", [float("nan")] * 8)))
+def test_a_row_whose_every_run_failed_is_still_compared(three_rows):
+    found = compare(three_rows, table(lines("base", BASE), lines("other", [float("nan")] * 8)))
     assert found.row("other").verdict == "lower" and len(found.row("other").failed) == 8
 
 
-def test_one_seed_and_equal_scores_end_without_a_verdict(experiment):
-    one = compare(experiment, table(lines("base", BASE[:1]), lines("other", MORE[:1])))
+def test_one_seed_and_equal_scores_end_without_a_verdict(three_rows):
+    one = compare(three_rows, table(lines("base", BASE[:1]), lines("other", MORE[:1])))
     assert one.row("other").verdict == "inconclusive: fewer than two pairs"
-    same = compare(experiment, table(lines("base", BASE), lines("other", BASE)))
+    same = compare(three_rows, table(lines("base", BASE), lines("other", BASE)))
     assert same.row("other").verdict == "equal scores on every seed"
     assert same.row("other").difference.ties == 8 and same.row("other").difference.won == 0.5
-    exact = compare(experiment, table(lines("base", BASE, parameters="p"), lines("other", BASE, parameters="p")))
+    exact = compare(three_rows, table(lines("base", BASE, parameters="p"), lines("other", BASE, parameters="p")))
     assert exact.row("other").verdict == "bit-identical to the baseline"
     assert exact.row("other").identical_to == ("base",)
     assert "parameters bit-identical in the end: other = base." in " ".join(rows_table(exact).notes)
 
 
-def test_inside_a_stated_margin_rows_are_equivalent_and_outside_it_is_not_known(experiment):
+def test_inside_a_stated_margin_rows_are_equivalent_and_outside_it_is_not_known(three_rows):
     near = [score + 0.001 * (-1) ** place for place, score in enumerate(BASE)]
     runs = table(lines("base", BASE), lines("other", near))
-    assert "would have been seen" in compare(experiment, runs).row("other").verdict
-    bounded = replace(experiment, margin=0.01)
+    assert "would have been seen" in compare(three_rows, runs).row("other").verdict
+    bounded = replace(three_rows, margin=0.01)
     assert compare(bounded, runs).row("other").verdict == "equivalent within ±0.01"
     shifted = table(lines("base", BASE), lines("other", [score + 0.002 for score in near]))
     assert compare(bounded, shifted).row("other").verdict == "higher, but equivalent within ±0.01"
-    assert compare(replace(experiment, margin=0.0001), runs).row("other").verdict.startswith("inconclusive")
+    assert compare(replace(three_rows, margin=0.0001), runs).row("other").verdict.startswith("inconclusive")
 
 
 @pytest.mark.parametrize(
@@ -139,12 +124,12 @@ def test_inside_a_stated_margin_rows_are_equivalent_and_outside_it_is_not_known(
      ("tokens", 1.04, False), ("tokens", 1.2, True), ("seconds", 1.2, False), ("seconds", 1.5, True),
      ("updates", 1.0, False), ("updates", 1.5, True)],
 )  # fmt: skip
-def test_rows_of_another_cost_are_refused(experiment, held, factor, refused):
+def test_rows_of_another_cost_are_refused(three_rows, held, factor, refused):
     """One round of the tiny testbed is 8 rollouts of 64: 1.05 is within a round, as a remainder may be."""
     runs = table(lines("base", BASE), lines("other", MORE))
     runs = runs.astype({"updates": float})
     runs.loc[runs["row"] == "other", held] *= factor
-    experiment = replace(experiment, held=held)
+    experiment = replace(three_rows, held=held)
     if not refused:
         assert compare(experiment, runs).row("other").spent.rollouts == pytest.approx(
             ROLLOUTS * (factor if held == "rollouts" else 1)
@@ -154,10 +139,10 @@ def test_rows_of_another_cost_are_refused(experiment, held, factor, refused):
         compare(experiment, runs)
 
 
-def test_a_run_that_broke_early_is_not_refused_for_what_it_saved(experiment):
+def test_a_run_that_broke_early_is_not_refused_for_what_it_saved(three_rows):
     runs = table(lines("base", BASE), lines("other", [*MORE[:7], float("nan")]))
     early = (runs["row"] == "other") & (runs["seed"] == 7) & (runs["round"] == 8)
-    found = compare(experiment, runs[~early])
+    found = compare(three_rows, runs[~early])
     assert found.row("other").failed == (7,) and found.row("other").spent.rollouts == ROLLOUTS
 
 
@@ -210,12 +195,7 @@ def test_effects_of_crossed_axes_are_those_of_a_plain_fit_with_a_dummy_a_seed(tm
     assert "a1 vs a0 x b1 vs b0" in as_text(found)
 
 
-TUNED = (
-    TWO_ROWS
-    + """
-tune: {learning_rate: [0.1, 0.3, 1.0]}
-"""
-)
+TUNED = ROWS + "tune: {learning_rate: [0.1, 0.3, 1.0]}\n"
 
 
 def test_rows_are_compared_at_the_rate_that_the_tuning_seeds_chose(tmp_path):
@@ -321,17 +301,16 @@ def test_a_second_comparison_writes_the_same_bytes(experiment_of_three, results)
     experiment = with_everything(experiment_of_three)
     written_twice = []
     for _ in range(2):
-        paths = write_comparison(experiment, compared(experiment, results), results / "tables")
-        assert [path.name for path in paths] == [f"small{ending}" for ending in FILES]
-        written_twice.append([path.read_bytes() for path in paths])
+        write_compared(experiment, results)
+        written_twice.append({path.name: path.read_bytes() for path in (results / "tables").iterdir()})
+        assert {f"small{ending}" for ending in FILES} <= written_twice[-1].keys()
         shutil.rmtree(results / "tables")
     assert written_twice[0] == written_twice[1]
 
 
 def test_the_json_reads_back_as_the_comparison(experiment_of_three, results):
     experiment = with_everything(experiment_of_three)
-    found = compared(experiment, results)
-    *_, path = write_comparison(experiment, found, results / "tables")
+    found, path = write_compared(experiment, results), results / "tables" / "small-comparison.json"
     read = read_comparison(path)
     assert as_json(read) == as_json(found)
     assert read.rows[2].difference.values == found.rows[2].difference.values
@@ -342,9 +321,8 @@ def test_the_json_reads_back_as_the_comparison(experiment_of_three, results):
 
 def test_the_csv_holds_the_numbers_of_the_comparison(experiment_of_three, results):
     experiment = with_everything(experiment_of_three)
-    found = compared(experiment, results)
-    rows, *_ = write_comparison(experiment, found, results / "tables")
-    line = pd.read_csv(rows).set_index("row").loc["mean-only"]
+    found = write_compared(experiment, results)
+    line = pd.read_csv(results / "tables" / "small-comparison.csv").set_index("row").loc["mean-only"]
     own = found.row("mean-only")
     assert line["difference_mean"] == own.difference.mean and line["p"] == own.p
     assert line["difference_detectable"] == own.difference.detectable and line["mean"] == own.mean

@@ -17,11 +17,11 @@ from grpo_ablate.analysis import exact_controls
 from grpo_ablate.analysis.alarms import above, alarms
 from grpo_ablate.analysis.collect import collect
 from grpo_ablate.analysis.compare import compare
-from grpo_ablate.analysis.compare_command import compared
-from grpo_ablate.analysis.compare_tables import write_comparison
+from grpo_ablate.analysis.compare_command import write_compared
 from grpo_ablate.analysis.compare_text import as_text
 from grpo_ablate.analysis.comparison import ControlResult
 from grpo_ablate.analysis.exact_controls import CONTROLS, read_exact_controls, write_exact_controls
+from grpo_ablate.analysis.tables import MINUS
 from grpo_ablate.errors import UserError
 from grpo_ablate.policies import optimizer
 from grpo_ablate.spec.cells import cells
@@ -78,6 +78,15 @@ def test_the_a_a_control_is_judged_at_one_in_a_thousand(experiment):
     assert 0.001 < slight.value < 0.05 and slight.holds
 
 
+def test_a_control_that_collapses_below_every_row_keeps_what_it_ended_at(experiment):
+    """The gain by hand: the mean of what the runs ended at, minus the start; not of the rows' lowest value."""
+    ended = [START - 0.2, START - 0.25, *NOTHING[2:]]
+    found = controlled(experiment, nothing=ended)
+    told = next(control.words for control in found.controls if control.id == "control.random-reward")
+    gain = float(told.split(" [")[0].replace(MINUS, "-"))
+    assert gain == pytest.approx(np.mean(ended) - START, abs=6e-4)
+
+
 def test_learning_from_a_random_reward_fails_its_control(experiment):
     found = controlled(experiment, nothing=[score + 0.1 for score in NOTHING])
     assert [control.id for control in found.failed_controls] == ["control.random-reward"]
@@ -108,12 +117,13 @@ def test_a_failed_control_stands_above_every_table(tmp_path, results):
 
     for cell in cells([experiment]):
         write_record(results, cell, change=shift if cell.hash == again else None)
-    found = compared(experiment, results)
+    collected = collect(experiment, results)
+    printed = {path: path.read_text() for path in collected if path.suffix in (".md", ".tex", ".typ")}
+    found = write_compared(experiment, results)
     assert [control.id for control in found.failed_controls] == ["control.a-a"]
-    paths = [*collect(experiment, results), *write_comparison(experiment, found, results / "tables")]
-    printed = {path: path.read_text() for path in paths if path.suffix in (".md", ".tex", ".typ")}
-    assert len(printed) == 9
-    for path, text in printed.items():
+    tables = [path for path in (results / "tables").iterdir() if path.suffix in (".md", ".tex", ".typ")]
+    assert (len(printed), len(tables)) == (3, 9)
+    for path, text in [*printed.items(), *((path, path.read_text()) for path in tables)]:
         assert re.match(r"\W*(textbf\{|strong\(\")?CONTROL FAILED: the baseline again", text), path
     text = as_text(found)
     assert text.index("CONTROL FAILED") < text.index("controls\n") < text.index("Verdict")

@@ -93,6 +93,8 @@ def changed_json(path: Path, **keys: object) -> None:
         ("folder", "is of another spec, testbed or other seeds than its folder's name says"),
         ("testbed", "is of another spec, testbed or other seeds than its folder's name says"),
         ("digest", "run.json: differs from the checksum in it"),
+        ("budget", "run.json: differs from the checksum in it"),
+        ("budget and checksum", "budget differs from the last lines of metrics.parquet"),
         ("missing", "timing.json: is missing"),
         ("json", "run.json: is not JSON"),
     ],
@@ -116,6 +118,10 @@ def test_hash_content_and_folder_must_agree(
         folder.parent.parent.rename(folder.parent.parent.with_name("huge"))
     elif fault == "digest":
         run.write_text(json.dumps(json.loads(run.read_text()) | {"digest": "0" * 16}))
+    elif fault.startswith("budget"):
+        stated = json.loads(run.read_text())
+        stated["budget"]["tokens"][0] += 1
+        run.write_text(json.dumps(sealed(stated) if "checksum" in fault else stated))
     elif fault == "missing":
         (folder / "timing.json").unlink()
     else:

@@ -1,46 +1,20 @@
-"""Planned seeds and claims: written before training, never altered, and what was decided on results is marked."""
+"""The history of plans: written before training, never altered, and an edit of it is noticed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from fabricated import write_record
+from fabricated import changed, train, write_record
 
-from grpo_ablate.analysis.planned import (
-    claims_changed_after_a_look,
-    history,
-    path_of,
-    record_plan,
-    seeds_added_after_a_look,
-)
+from grpo_ablate.analysis.planned import history, path_of, record_plan
 from grpo_ablate.errors import UserError
 from grpo_ablate.spec.cells import cells
 from grpo_ablate.spec.resolve import Experiment, load_experiment
-
-CLAIM = {
-    "id": "no-scale",
-    "statement": "The division matters.",
-    "source": "a paper",
-    "test": {"is": "better", "row": "mean-only", "than": "base"},
-}
-
-
-def changed(experiment: Experiment, **keys: object) -> Experiment:
-    """The experiment file with other keys, loaded again."""
-    content = yaml.safe_load(experiment.path.read_text()) | keys
-    experiment.path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return load_experiment(experiment.path)
-
-
-def train(experiment: Experiment, results: Path) -> None:
-    for cell in cells([experiment]):
-        write_record(results, cell)
 
 
 def test_an_unchanged_plan_is_recorded_once(experiment: Experiment, results: Path) -> None:
@@ -50,74 +24,65 @@ def test_an_unchanged_plan_is_recorded_once(experiment: Experiment, results: Pat
     assert not record_plan(experiment, results)
     assert path_of(results, "small").read_bytes() == written
     assert [(entry.seeds, entry.looked) for entry in history("small", results)] == [(3, False)]
-    assert seeds_added_after_a_look(experiment, results) == ""
 
 
-def test_seeds_added_before_a_look_are_not_marked(experiment: Experiment, results: Path) -> None:
+def test_a_plan_changed_before_a_look_is_another_entry_without_one(experiment: Experiment, results: Path) -> None:
     record_plan(experiment, results)
     more = changed(experiment, seeds=6)
     record_plan(more, results)
     train(more, results)
-    assert seeds_added_after_a_look(more, results) == ""
     assert [entry.seeds for entry in history("small", results)] == [3, 6]
 
 
-@pytest.mark.parametrize("recorded_again", [True, False])
-@pytest.mark.parametrize("look", ["a run", "a table"])
-def test_seeds_added_after_a_look_are_marked_and_stay_marked(
-    experiment: Experiment, results: Path, look: str, recorded_again: bool
-) -> None:
-    record_plan(experiment, results)
-    if look == "a run":
-        write_record(results, cells([experiment])[0])
-    else:
-        (results / "tables").mkdir()
-        (results / "tables" / "small.csv").write_text("")
-    more = changed(experiment, seeds=6)
-    if recorded_again:  # by the workflow, before it trains the rest
-        record_plan(more, results)
-        assert history("small", results)[0].seeds == 3, "the first entry is never altered"
-    train(more, results)
-    assert seeds_added_after_a_look(more, results) == "3 of 6 seeds were added after a look at results."
-    fewer = changed(more, seeds=3)
-    assert seeds_added_after_a_look(fewer, results) == ""
-
-
-def test_claims_added_changed_or_dropped_after_a_look_are_named(experiment: Experiment, results: Path) -> None:
-    other = CLAIM | {"id": "other"}
-    planned = changed(experiment, claims=[CLAIM, other], margin=0.01)
-    record_plan(planned, results)
-    reworded = changed(planned, claims=[CLAIM | {"statement": "It does."}, other])
-    assert claims_changed_after_a_look(reworded, results) == {}, "nothing was seen yet"
-    train(planned, results)
-    assert claims_changed_after_a_look(changed(reworded, claims=[CLAIM, other]), results) == {}
-    worse = CLAIM | {"test": CLAIM["test"] | {"is": "worse"}}
-    late = changed(planned, claims=[worse, CLAIM | {"id": "late"}])
-    assert claims_changed_after_a_look(late, results) == {
-        "no-scale": "changed", "late": "added", "other": "dropped",
+def test_a_row_or_a_term_that_changes_is_another_plan(experiment: Experiment, results: Path) -> None:
+    for keys in ({}, {"baseline": "mean-only"}, {"metric": "eval/kl"}, {"margin": 0.1}, {"held": "tokens"}):
+        assert record_plan(changed(experiment, **keys), results)
+    rows = yaml.safe_load(experiment.path.read_text())["rows"] | {"mean-only": {"advantage": {"ddof": 1}}}
+    assert record_plan(changed(experiment, rows=rows), results)
+    renamed = changed(experiment, question="And otherwise?", figures=["curves"])
+    assert not record_plan(renamed, results)
+    last = history("small", results)[-1]
+    assert last.rows["mean-only"] == renamed.row("mean-only").hash
+    assert last.terms == {
+        "baseline": "mean-only", "metric": "eval/kl", "margin": 0.1, "held quantity": "tokens",
+        "learning rates": [],
     }  # fmt: skip
-    record_plan(late, results)
-    assert claims_changed_after_a_look(late, results)["late"] == "added"
 
 
-def test_a_margin_widened_after_a_look_changes_the_claims_that_read_it(
-    experiment: Experiment, results: Path
+@pytest.mark.parametrize("which", ["rows as they are", "rows as they were"])
+def test_runs_of_rows_as_they_were_planned_are_a_look_as_well(
+    experiment: Experiment, results: Path, which: str
 ) -> None:
-    planned = changed(experiment, claims=[CLAIM], margin=0.01)
-    record_plan(planned, results)
-    train(planned, results)
-    assert claims_changed_after_a_look(changed(planned, margin=0.1), results) == {"no-scale": "changed"}
-    own = changed(planned, margin=0.1, claims=[CLAIM | {"test": CLAIM["test"] | {"margin": 0.01}}])
-    assert claims_changed_after_a_look(own, results) == {}
-
-
-def test_a_plan_first_recorded_after_training_is_its_own_reference(experiment: Experiment, results: Path) -> None:
-    train(experiment, results)
-    assert seeds_added_after_a_look(replace(experiment, seeds=9), results) == ""
     record_plan(experiment, results)
-    assert history("small", results)[0].looked
-    assert seeds_added_after_a_look(experiment, results) == ""
-    assert "6 of 9" in seeds_added_after_a_look(replace(experiment, seeds=9), results)
+    write_record(results, cells([experiment])[0])
+    testbed = experiment.testbed.path
+    if which == "rows as they were":  # no run of the new rows exists
+        testbed.write_text(testbed.read_text().replace("rollouts: 64", "rollouts: 128"))
+    else:
+        changed(experiment, seeds=6)
+    record_plan(load_experiment(experiment.path), results)
+    assert [entry.looked for entry in history("small", results)] == [False, True]
+
+
+def test_an_edited_entry_is_named(experiment: Experiment, results: Path) -> None:
+    record_plan(experiment, results)
+    record_plan(changed(experiment, seeds=6), results)
+    path = path_of(results, "small")
+    text = path.read_text()
+    for old, new, entry in (('"seeds": 3', '"seeds": 6', 1), ('"looked": false', '"looked": true', 1)):
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(UserError, match=rf"small\.json: entry {entry} differs from the checksum in it"):
+            history("small", results)
+
+
+def test_an_entry_without_a_checksum_is_refused(experiment: Experiment, results: Path) -> None:
+    record_plan(experiment, results)
+    path = path_of(results, "small")
+    (entry,) = json.loads(path.read_text())
+    del entry["checksum"]
+    path.write_text(json.dumps([entry]))
+    with pytest.raises(UserError, match=r"small\.json: entry 1 differs from the checksum in it"):
+        record_plan(experiment, results)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '[{"seeds": 3}]', '[{"seeds": "3", "claims": {}, "x": 1}]'])

@@ -20,7 +20,7 @@ AWKWARD = 'β = .05 & "50 %" _x_ [y] #z $w$ a--b *c* \\n <d> | `e` ~f ^g {h} @i 
 def summary(*lines: tuple) -> pd.DataFrame:
     defaults = dict.fromkeys(COLUMNS, 0) | {"experiment": "x", "metric": "eval/reward", "seconds": 0.0231}
     defaults |= {"rollouts": 12800.0, "tokens": 12790.5, "updates": 400.0}
-    names = ("row", "label", "n", "mean", "sd", "ci_low", "ci_high", "diverged", "stale")
+    names = ("row", "label", "n", "mean", "sd", "ci_low", "ci_high", "failed", "stale")
     return pd.DataFrame([defaults | dict(zip(names, line, strict=False)) for line in lines])[list(COLUMNS)]
 
 
@@ -41,7 +41,7 @@ def cells_of_markdown(text: str) -> list[list[str]]:
 def test_the_markdown_table_says_the_numbers():
     header, rule, first, tiny, odd, single = cells_of_markdown(render(PUBLISHED, "md", baseline="a"))
     assert header == [
-        "Row", "Reward, mean ± sd", "95 % interval", "Seeds", "Diverged",
+        "Row", "Reward, mean ± sd", "95 % interval", "Seeds", "Failed",
         "Updates", "Rollouts", "Tokens", "Seconds",
     ]  # fmt: skip
     assert rule[0].strip("-") == "" and all(cell.endswith("-:") for cell in rule[1:])
@@ -56,17 +56,20 @@ def test_the_markdown_table_says_the_numbers():
 def test_columns_without_news_are_left_out():
     plain = summary(("a", "r", 40, 0.99212, 0.00052, 0.99196, 0.99229))
     text = render(plain, "md", baseline="z")
-    assert "Diverged" not in text and "†" not in text and "baseline" not in text
+    assert "Failed" not in text and "†" not in text and "baseline" not in text
 
 
 def test_every_dialect_has_the_same_cells():
+    notes = ["3 of 6 seeds were added."]
     markdown = cells_of_markdown(render(PUBLISHED, "md", baseline="a"))
-    typst_text = render(PUBLISHED, "typ", baseline="a")
+    typst_text = render(PUBLISHED, "typ", baseline="a", notes=notes)
     strings = [re.sub(r"\\(.)", r"\1", s) for s in re.findall(r'"((?:[^"\\]|\\.)*)"', typst_text)]
-    *cells, diverged, stale = strings
+    *cells, stale, note = strings
     assert cells == [cell for row in (markdown[0], *markdown[2:]) for cell in row]
-    assert "diverged" in diverged and stale.startswith("†")
-    latex = render(PUBLISHED, "tex", baseline="a")
+    assert note == notes[0] and stale.startswith("†")
+    assert notes[0] in render(PUBLISHED, "md", baseline="a", notes=notes)
+    latex = render(PUBLISHED, "tex", baseline="a", notes=notes)
+    assert notes[0] in latex
     assert r"r (baseline) & 0.9921 $\pm$ 0.0005 & {[}0.9920, 0.9923{]} & 40" in latex
     assert r"$\beta$ = .05 \& ''50 \%'' \_x\_ {[}y{]} \#z \$w\$ a-{}-b *c* \textbackslash{}n" in latex
 

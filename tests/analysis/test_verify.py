@@ -48,6 +48,20 @@ def test_the_same_records_agree_in_every_cell(recorded: Experiment, results: Pat
     assert json.loads(as_json(found))["holds"] is True
 
 
+@pytest.mark.parametrize("key", ["budget", "digest"])
+def test_an_edit_of_budget_or_digest_is_named(
+    recorded: Experiment, results: Path, published: Path, key: str
+) -> None:
+    path = results / cells([recorded])[0].folder / "run.json"
+    stated = json.loads(path.read_text())
+    other = {"digest": "0" * 16, "budget": {name: [0] * len(own) for name, own in stated["budget"].items()}}[key]
+    path.write_text(json.dumps(stated | {key: other}))
+    found = verify([recorded], results, references(published))
+    assert not found.holds and [fault.partition(";")[0] for fault in found.faults] == [
+        f"{path}: differs from the checksum in it"
+    ]
+
+
 @pytest.mark.parametrize("file", ["samples.jsonl", "metrics.parquet", "parameters.safetensors"])
 def test_tampering_is_named_by_file(recorded: Experiment, results: Path, published: Path, file: str) -> None:
     path = results / cells([recorded])[-1].folder / file

@@ -8,12 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from grpo_ablate.spec.resolve import Experiment, load_experiment
 
 START = 0.4  # what the untrained policy earns
 ROLLOUTS = 64
+ROWS = """
+question: Does it matter?
+testbed: tiny
+baseline: base
+seeds: 8
+rows:
+  base: {}
+  other: {advantage: {scale: none}}
+  third: {advantage: {ddof: 1}}
+"""
+NUMBERS = np.random.default_rng(0)
+BASE = (0.5 + NUMBERS.normal(0, 0.01, 8)).round(4).tolist()  # scores of eight seeds
+NOISE = NUMBERS.normal(0, 0.01, 8)
+NOISE -= NOISE.mean()  # so that a stated amount is the mean difference
 
 
 def written(folder: Path, text: str, testbed: str) -> Experiment:
@@ -23,6 +38,11 @@ def written(folder: Path, text: str, testbed: str) -> Experiment:
     path = folder / "experiments" / "small.yaml"
     path.write_text(textwrap.dedent(text))
     return load_experiment(path)
+
+
+def above(amount: float) -> list[float]:
+    """Scores whose mean is that much above that of ``BASE``."""
+    return (np.array(BASE) + NOISE + amount).tolist()
 
 
 def lines(

@@ -8,9 +8,21 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import pytest
 from test_paper import EXPERIMENTS, SOURCES
 
 from grpo_ablate.analysis import arxiv, paper
+from grpo_ablate.errors import UserError
+
+
+@pytest.mark.parametrize(("edition", "target"), [(arxiv.WHOLE, "paper"), (arxiv.QUICK, "paper-quick")])
+def test_a_paper_that_was_not_built_is_named_with_the_target_of_its_edition(
+    tmp_path: Path, edition: str, target: str
+) -> None:
+    with pytest.raises(
+        UserError, match=rf"numbers{edition}\.json: .* make it with: snakemake --cores all {target}$"
+    ):
+        arxiv.build(tmp_path, SOURCES, edition)
 
 
 def test_the_paper_is_translated_whole_and_typesets(place: Path) -> None:

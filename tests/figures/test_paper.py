@@ -19,7 +19,10 @@ import pytest
 import thinned
 
 from grpo_ablate.analysis import figures, paper, theory
+from grpo_ablate.analysis.arxiv import content
+from grpo_ablate.analysis.bibliography import read_bibliography
 from grpo_ablate.analysis.comparison import as_json, read_comparison
+from grpo_ablate.analysis.prose import translate
 from grpo_ablate.errors import UserError
 from grpo_ablate.exact.propositions import examine
 from grpo_ablate.spec.cells import cells
@@ -361,6 +364,38 @@ def test_the_paper_says_first_when_a_control_failed(place):
     found, second = built(place, [*EXPERIMENTS, *languages])
     assert found["controls"]["failed"] == ["supervision: the baseline again: told apart, p = .0001"]
     assert second != first
+
+
+def test_missing_runs_and_what_was_decided_after_a_look_are_said_in_the_paper(place):
+    told = [*EXPERIMENTS, *with_languages(place, "reduction")]
+    whole, first = built(place, told)
+    assert whole["partial"] == whole["late"] == [] and whole["claims"]["late"] == "0"
+    path = place / "results/tables/selection-comparison.json"
+    kept = read_comparison(path)
+    partial, late = "Partial: 3 of 4 runs.", "2 of 6 seeds were added after a look at results."
+    path.write_bytes(as_json(replace(kept, partial=partial, notes=(late,))))
+    inner = place / "results/tables/reduction-comparison.json"
+    found = read_comparison(inner)
+    claims = tuple(replace(claim, decided="added after a look at results") for claim in found.claims)
+    inner.write_bytes(as_json(replace(found, claims=claims, partial=partial)))
+    numbers, second = built(place, told)
+    assert numbers["partial"] == ["selection: 3 of 4 runs", "reduction: 3 of 4 runs"]
+    assert numbers["late"] == ["selection: 2 of 6 seeds were added after a look at results"]
+    assert numbers["claims"]["late"] == str(len(claims)) != "0" and first != second
+    for table in numbers["claims"]["tables"]:
+        for line in table:
+            marked = line["verdict"].endswith("(the claim was added after a look at results)")
+            assert marked == (line["experiment"] == "reduction")
+    prose = translate(
+        content(place / "results", place / "paper", "paper/numbers.json"),
+        frozenset(read_bibliography(place / "paper" / "references.bib")),
+    )
+    abstract, body = (" ".join(text.split()) for text in (prose.abstract, prose.body))
+    missing = "selection: 3 of 4 runs; reduction: 3 of 4 runs"
+    assert f"Preliminary: runs are missing ({missing})" in abstract
+    assert f"Runs are missing: {missing}." in body
+    assert "Not as planned before anything was seen: selection: 2 of 6 seeds were added" in body
+    assert body.count("Partial: 3 of 4 runs.") == 1, "and below the appendix's table of the section's experiment"
 
 
 @pytest.mark.slow

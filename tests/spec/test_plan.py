@@ -10,7 +10,7 @@ import pytest
 
 from grpo_ablate.runs.record_files import RECORD, sealed
 from grpo_ablate.spec.cells import Cell, cells, experiment_cells
-from grpo_ablate.spec.estimate import Prices, start_seconds, works
+from grpo_ablate.spec.estimate import Prices, calibrate, prices_of, start_seconds, works
 from grpo_ablate.spec.identity import canonical_json, from_canonical, spec_hash
 from grpo_ablate.spec.plan import as_text, plan
 from grpo_ablate.spec.resolve import load_experiment
@@ -146,6 +146,29 @@ def test_the_estimate_of_other_rows_follows_their_rollouts_passes_and_evaluation
     assert found.seconds == pytest.approx(expected, rel=1e-6)
     assert [(s.folder, s.trained) for s in found.starts] == [(start.folder, False)]
     assert f"warm start {start.folder}: to train" in as_text([found])
+
+
+def test_short_answers_are_priced_by_short_answers_once_there_are_any(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = {**ROWS, "short": {"sampling": {"max_tokens": 10}}, "short-passes": {**ROWS["passes"]}}
+    rows["short-passes"] |= rows["short"]
+    experiment = load_experiment(write({"rows": rows}, LANGUAGE))
+    long = Prices(3.0, {"sampling": (0.0, 2e-4), "training": (0.0, 3e-4), "evaluation": (0.0, 1e-4)})
+    short = Prices(3.0, {part: (0.0, price / 2) for part, (_, price) in long.parts.items()})
+
+    def told(name: str) -> float:
+        spec = experiment.row(name).effective
+        found = prices_of(spec, calibrate(tmp_path))
+        assert found is not None
+        return found.seconds(works(spec, 4))
+
+    for name, prices in {"base": long, "short": short}.items():
+        spec = experiment.row(name).effective
+        write_timing(tmp_path / "runs" / "other" / name / "seeds-0-3", spec, 4, prices)
+        if name == "base":
+            assert told("short") == pytest.approx(told("base"))
+    assert told("short-passes") == pytest.approx(told("passes") / 2)
 
 
 def test_the_work_of_a_part_is_counted_by_hand(write: Callable[..., Path]) -> None:

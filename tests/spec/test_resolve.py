@@ -131,6 +131,7 @@ def test_shipped_experiments_resolve() -> None:
         ({"rows": {"base": {"advantage": {"supervision": "process"}}}}, "does not have"),
         ({"rows": {"base": {"reward": {"components": {"qualty": 1}}}}}, "did you mean 'quality'?"),
         ({"rows": {"base": {"sampling": {"dynamic": "drop", "filter_on": "right"}}}}, "no component 'right'"),
+        ({"rows": {"base": {"sampling": {"filter_on": "acuracy"}}}}, "did you mean 'accuracy'"),
         ({"rows": {"base": {"budget": {"rollouts": 10**30}}}}, "expected at most 1e+09."),
         ({"seeds": 10**12}, "expected at most 100000."),
         ({"rows": {"base": {"update": {"mismatch_cap": 0.5}}}}, "expected at least 1."),

@@ -1,7 +1,6 @@
 """Pools of prompts are disjoint whatever a testbed chooses, and draws from them are distinct and keyed."""
 
 import itertools
-import time
 from collections import Counter
 
 import pytest
@@ -145,10 +144,8 @@ def test_distinct_takes_the_first_of_each_pool_and_ends_where_there_are_no_more(
 
 
 @pytest.mark.parametrize("settings", [ArithmeticTask(name="arithmetic"), TranslationTask(name="translation")])
-def test_a_task_is_made_within_half_a_second_and_its_vocabulary_has_no_word_twice(settings):
-    began = time.process_time()
+def test_the_vocabulary_of_a_task_has_no_word_twice(settings):
     task = make_task(settings)
-    assert time.process_time() - began < 0.5
     assert (
         len(set(task.vocabulary)) == len(task.vocabulary) == {"arithmetic": 49, "translation": 149}[settings.name]
     )

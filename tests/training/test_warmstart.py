@@ -255,6 +255,15 @@ def test_a_run_is_not_begun_from_random_weights_by_mistake():
     assert run_in_memory(language_spec(policy=warm(steps=0)), range(1))["eval/reward"]
 
 
+def test_a_start_that_diverged_says_which_setting_to_lower(tmp_path):
+    spec = language_spec(policy=warm(learning_rate=1e30))
+    trained(tmp_path, spec)
+    with pytest.raises(
+        UserError, match=r"the warm start diverged, .* lower policy\.warmstart\.learning_rate \(1e\+30\)"
+    ):
+        load_start(tmp_path, spec, range(2), COMMAND)
+
+
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
@@ -263,7 +272,7 @@ def test_a_run_is_not_begun_from_random_weights_by_mistake():
         (lambda folder: (folder / "start.json").write_text("{"), r"start\.json: is not JSON; remove "),
         (
             lambda folder: (folder / "start.json").write_text(
-                (folder / "start.json").read_text().replace('"reward": [', '"reward": [1')
+                (folder / "start.json").read_text().replace('"eval/reward": [', '"eval/reward": [1')
             ),
             r"start\.json: differs from the checksum in it; remove .* to train it again",
         ),

@@ -126,7 +126,9 @@ def test_a_clone_with_results_copied_in_does_nothing_and_then_notices_an_edited_
     clone = finished.cloned(tmp_path / "clone")
     copy = shutil.copy2 if copy_dates else shutil.copyfile
     # figures before runs before tables: with the dates lost, the order of copying is no order of making
-    for folder in ("figures", "made", "paper", "tables", "runs", "plans", "digests", "mlflow-artifacts"):
+    for folder in (
+        "figures", "made", "paper", "tables", "runs", "planned", "plans", "digests", "mlflow-artifacts",
+    ):  # fmt: skip
         shutil.copytree(finished.path / "results" / folder, clone.path / "results" / folder, copy_function=copy)
         time.sleep(0.02)
     copy(finished.path / "results/mlflow.db", clone.path / "results/mlflow.db")
@@ -211,6 +213,17 @@ def test_the_words_of_the_paper_edited_rebuild_the_paper(project: Project) -> No
     path = project.path / "paper/main.typ"
     path.write_text(path.read_text() + "\nMore.\n")
     assert project.planned() == Counter({"paper": 1})
+
+
+def test_a_plan_whose_history_is_lost_is_marked_in_every_table_and_nothing_is_drawn(project: Project) -> None:
+    for path in (project.path / "results/planned").iterdir():
+        path.unlink()
+    assert project.planned() == Counter({"compare": 2, "across": 1})
+    project.run("--cores", "2")
+    for ending in (".md", "-comparison.md", "-claims.md"):
+        text = (project.path / f"results/tables/alpha{ending}").read_text()
+        assert "The plan was first recorded when " in text
+    assert project.planned() == NOTHING
 
 
 def test_another_number_of_cores_changes_nothing(project: Project) -> None:

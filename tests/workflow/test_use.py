@@ -86,6 +86,22 @@ def test_a_database_deleted_is_logged_anew(project: Project) -> None:
     assert project.planned() == Counter()
 
 
+def test_a_failed_exact_control_stands_above_every_table_and_no_run_is_read_again(project: Project) -> None:
+    """The tables that show it wait for it, so that it is there whatever was made first."""
+    project.edit("grpo_ablate/analysis/exact_controls.py", "COSINE = 0.9999\n", "COSINE = 2.0\n")
+    judged_again = Counter({"controls": 1, "compare": 2, "across": 1})
+    assert project.planned() == judged_again
+    project.run("--cores", "2")
+    for name in ("alpha", "beta"):
+        for part in ("", "-comparison", "-claims"):
+            text = (project.path / f"results/tables/{name}{part}.md").read_text()
+            assert text.startswith("**CONTROL FAILED: ten times the reward"), (name, part)
+    assert project.planned() == Counter()
+    project.edit("grpo_ablate/analysis/exact_controls.py", "COSINE = 2.0\n", "COSINE = 0.9999\n")
+    project.run("--cores", "2")
+    assert "CONTROL FAILED" not in (project.path / "results/tables/alpha.md").read_text()
+
+
 def test_an_unreachable_server_is_one_sentence_and_loses_nothing(project: Project) -> None:
     before = project.records()
     done = project.run("--cores", "2", "alpha", "--config", "tracking_uri=http://127.0.0.1:9", check=False)

@@ -1,6 +1,6 @@
 """Figures of an experiment: which files there will be (cheap to ask), and drawing them.
 
-A kind of figure is a module of this package, named after the kind, with two functions:
+A kind of figure is a module of this package, named after the kind (or in ``MODULES``), with two functions:
 
 * ``draw(material, options) -> Figure`` draws it;
 * ``caption(material, options) -> str`` says what is shown, on how many seeds, with which interval.
@@ -42,7 +42,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "breakdown": {"rows": None},
     "trainers": {},
 }
-# The same of exact experiments.
+# Kinds that differ in the metrics alone have one module, which tells them apart by the option `kind`.
+MODULES = {"lengths": "rounds", "clipping": "rounds"}
+# The options of the kinds of exact experiments.
 EXACT_KINDS: dict[str, dict[str, Any]] = {
     "factor": {},
     "mixed": {},
@@ -65,11 +67,13 @@ COUNTERS = ("updates", "rollouts", "tokens", "seconds")  # what a learning curve
 
 def module_name(experiment: Experiment | ExactExperiment, kind: str) -> str:
     """Return the module that draws a kind of figure."""
-    return f"{__name__}.exact.{kind}" if isinstance(experiment, ExactExperiment) else f"{__name__}.{kind}"
+    if isinstance(experiment, ExactExperiment):
+        return f"{__name__}.exact.{kind}"
+    return f"{__name__}.{MODULES.get(kind, kind)}"
 
 
 def options(experiment: Experiment | ExactExperiment, figure: FigureSpec) -> dict[str, Any]:
-    """Return the options of a figure, defaults filled in.
+    """Return the options of a figure, defaults filled in, and its ``kind``.
 
     Raises:
         UserError: no such kind, no such option, or a kind that the experiment does not allow.
@@ -82,7 +86,7 @@ def options(experiment: Experiment | ExactExperiment, figure: FigureSpec) -> dic
     for option in figure.options:
         if option not in defaults:
             raise UserError(f"{where}: {figure.kind} has no option '{option}'; {nearest(option, defaults)}")
-    found = {**defaults, **figure.options}
+    found = {"kind": figure.kind, **defaults, **figure.options}
     if isinstance(experiment, ExactExperiment):
         return found
     _check_counters(where, figure.kind, found)

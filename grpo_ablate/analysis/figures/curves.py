@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.figure import Figure
 
@@ -24,16 +22,9 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     if len(chosen) > 1:
         return lines.strip(material, groups, [(metric, x) for x in chosen], [""] * len(chosen))
     columns = lines.columns(len(groups))
-    height = math.ceil(len(groups) / columns)
-    figure, grid = plt.subplots(
-        height, columns, figsize=(style.DOUBLE, (2.2 if height == 1 else 1.65) * height + 0.35), sharey=True,
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
-    for axes in grid.flat[len(groups) :]:
-        axes.remove()
+    figure, panels = lines.panels(len(groups), columns, 2.2, 1.65, sharey=True)
     labels = []
-    for index, (title, rows) in enumerate(groups):
-        axes = grid.flat[index]
+    for index, (axes, (title, rows)) in enumerate(zip(panels, groups, strict=True)):
         labels.append((axes, lines.panel(axes, material, rows, metric, chosen[0])))
         axes.set_title(title)
         style.cost_axis(axes)

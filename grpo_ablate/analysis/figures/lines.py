@@ -111,13 +111,29 @@ def columns(cells: int) -> int:
     return cells if cells <= 3 else min((3, 2), key=lambda columns: -cells % columns)
 
 
+def panels(
+    count: int, columns: int, height: float, several: float, *, sharex: bool = False, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of the page's width with ``count`` panels in ``columns`` columns, and the panels.
+
+    ``height``: inches of a single line of panels; ``several``: of each where there are more.
+    """
+    lines = math.ceil(count / columns)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=(style.DOUBLE, (height if lines == 1 else several) * lines + 0.35), squeeze=False,
+        layout="constrained", sharex=sharex, sharey=sharey,
+    )  # fmt: skip
+    for axes in grid.flat[count:]:
+        axes.remove()
+    return figure, list(grid.flat[:count])
+
+
 def strip(
     material: Material, shown: Sequence[Group], cells: Sequence[tuple[str, str]], headings: Sequence[str]
 ) -> Figure:
     """Draw a line of panels per group and a column per (metric, measure of cost); label the lines on the right.
 
-    ``headings`` stand above the columns. Panels whose axes have one name share their
-    heights.
+    ``headings`` stand above the columns. Panels whose axes have one name share their heights.
     """
     names = [metric_label(material.experiment, metric) for metric, _ in cells]
     height = (1.9 if len(shown) == 1 else 1.55) * len(shown) + 0.4
@@ -163,4 +179,4 @@ def repeated(shown: Sequence[Group]) -> str:
 
 DRAWN = "thin lines: single seeds, thick lines: their mean, with its 95 % t interval as a band"
 
-__all__ = ["DRAWN", "Group", "coincide", "columns", "groups", "panel", "repeated", "seeds", "strip"]
+__all__ = ["DRAWN", "Group", "coincide", "columns", "groups", "panel", "panels", "repeated", "seeds", "strip"]

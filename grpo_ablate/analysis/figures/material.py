@@ -83,7 +83,7 @@ class Material:
         return np.nanmean(places, axis=0), values
 
     def final(self, row: Row, metric: str) -> np.ndarray:
-        """Return the score of each seed, ``[seeds]``, as the summary takes it; NaN where a run diverged."""
+        """Return each seed's own final value, ``[seeds]``; NaN where a run diverged, which tables score worst."""
         lines = self.runs[self.runs["row"] == row.id]
         if metric not in lines:
             return np.full(lines["seed"].nunique(), np.nan)

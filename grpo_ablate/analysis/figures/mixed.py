@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -35,17 +33,10 @@ def with_shares(material: Material) -> Material:
 def draw(material: Material, options: dict[str, Any]) -> Figure:
     """Draw the share over training, a panel per group of rows; last, every seed's observed against predicted."""
     found, groups = with_shares(material), lines.groups(material, options["rows"])
-    columns = lines.columns(len(groups) + 1)
-    height = math.ceil((len(groups) + 1) / columns)
-    figure, grid = plt.subplots(
-        height, columns, figsize=(style.DOUBLE, (2.0 if height == 1 else 1.7) * height + 0.35), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
-    for axes in grid.flat[len(groups) + 1 :]:
-        axes.remove()
+    count = len(groups) + 1
+    figure, (*panels, last) = lines.panels(count, lines.columns(count), 2.0, 1.7)
     labels = []
-    for index, (title, rows) in enumerate(groups):
-        axes = grid.flat[index]
+    for axes, (title, rows) in zip(panels, groups, strict=True):
         ends = lines.panel(axes, found, rows, OBSERVED_MIXED, options["x"])
         _predicted(axes, found, rows, options["x"])
         axes.set_ylim(0, 1)
@@ -54,7 +45,7 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
         style.cost_axis(axes)
         axes.set_xlabel(COST_LABELS[options["x"]])
         axes.set_ylabel("share of mixed groups")
-    _scatter(grid.flat[len(groups)], found, [row for _, rows in groups for row in rows])
+    _scatter(last, found, [row for _, rows in groups for row in rows])
     sns.despine(figure)
     style.label_ends(figure, labels)
     return figure

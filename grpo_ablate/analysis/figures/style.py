@@ -62,8 +62,6 @@ _RC = {
     "figure.dpi": 100,
     "pdf.fonttype": 42,
     "pdf.compression": 9,
-    "svg.hashsalt": "grpo-ablate",
-    "path.simplify": True,
 }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -20,16 +18,9 @@ def draw(material: Material, options: dict[str, Any]) -> Figure:
     """Draw one path per row from the start of training to its end, with every seed's end and the intervals."""
     metric, groups = material.metric(options), lines.groups(material, options["rows"])
     columns = min(lines.columns(len(groups)), 2)
-    height = math.ceil(len(groups) / columns)
-    figure, grid = plt.subplots(
-        height, columns, figsize=(style.DOUBLE, (2.4 if height == 1 else 1.8) * height + 0.35), squeeze=False,
-        sharex=True, sharey=True, layout="constrained",
-    )  # fmt: skip
-    for axes in grid.flat[len(groups) :]:
-        axes.remove()
+    figure, panels = lines.panels(len(groups), columns, 2.4, 1.8, sharex=True, sharey=True)
     labels = []
-    for index, (title, rows) in enumerate(groups):
-        axes = grid.flat[index]
+    for index, (axes, (title, rows)) in enumerate(zip(panels, groups, strict=True)):
         labels.append((axes, _paths(axes, material, rows, options["x"], metric)))
         axes.set_title(title)
         if index + columns >= len(groups):

@@ -34,12 +34,19 @@ SIGNS = {"equals": "=", "exceeds": ">", "falls-below": "<", "differs": "≠"}
 
 def write_propositions(results: Path) -> list[Path]:
     """Examine every proposition and write ``tables/propositions.{csv,md,tex,typ}`` below ``results``."""
-    found = [examine(name) for name in PROPOSITIONS]
-    written = [results / "tables" / f"propositions.{ending}" for ending in ("csv", *DIALECTS)]
-    texts = [as_csv(found), *(dialect(as_table(found)) for dialect in DIALECTS.values())]
-    for path, text in zip(written, texts, strict=True):
-        write_whole(path, text.encode())
+    written = []
+    for ending, content in propositions_files().items():
+        written.append(results / "tables" / f"propositions{ending}")
+        write_whole(written[-1], content)
     return written
+
+
+def propositions_files() -> dict[str, bytes]:
+    """Return the table of propositions, examined, by the endings of its files, ``.csv`` first."""
+    found = [examine(name) for name in PROPOSITIONS]
+    table = as_table(found)
+    printed = {f".{dialect}": render(table).encode() for dialect, render in DIALECTS.items()}
+    return {".csv": as_csv(found).encode(), **printed}
 
 
 def as_csv(found: Iterable[Proposition]) -> str:

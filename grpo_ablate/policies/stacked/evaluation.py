@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from grpo_ablate.policies.stacked.policy import Stacked
 
 ROWS = 384  # responses a member drawn at a time, which bounds the key-value cache
-SCORED = 2  # responses a prompt whose entropy and KL are computed
 
 
 @torch.no_grad()
 def evaluate(policy: Stacked, samples: int, round: int) -> dict[str, Tensor]:
     """Return the measures of ``samples`` keyed responses to every held-out prompt: name -> float64 [M].
 
-    Entropy and KL are exact at each prefix of at most two of them; the entropy is a mean over tokens, the KL a
-    sum over a response's tokens.
+    Entropy and KL are exact at each prefix of the first response to each prompt: the entropy is a mean over its
+    tokens, the KL a sum.
     """
     task = policy.task
     count = task.held_out_count
@@ -41,7 +40,7 @@ def evaluate(policy: Stacked, samples: int, round: int) -> dict[str, Tensor]:
         "eval/length": length.mean((1, 2)),
         "eval/truncated": drawn.truncated.double().mean((1, 2)),
     }
-    tokens, token = drawn.tokens[:, :, :SCORED], drawn.token[:, :, :SCORED]
+    tokens, token = drawn.tokens[:, :, :1], drawn.token[:, :, :1]
     says = policy.score_plainly(prompts, tokens, token)
     assert says.entropy is not None and says.kl_exact is not None
     found["eval/entropy"] = says.entropy.double().sum((1, 2, 3)) / token.sum((1, 2, 3))

@@ -14,6 +14,7 @@ from grpo_ablate.spec.exact_files import ExactRow
 
 UNCLIPPED = "#000000"
 COLOURS = (BLUE, ORANGE, style.PALETTE[2], style.PALETTE[3])
+USUAL = 1.2 + 1e-9  # upper bound of the usual clip: a higher one is dashed
 
 
 def _component(material: ExactMaterial) -> str:
@@ -61,7 +62,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
 def _dashes(row: ExactRow) -> Any:
     """Clips differ in their upper bound alone and coincide elsewhere."""
     bound = _bound(row)
-    return (0, (3, 1.5)) if bound is not None and bound > 1.2 + 1e-9 else "-"
+    return (0, (3, 1.5)) if bound is not None and bound > USUAL else "-"
 
 
 def caption(material: ExactMaterial, options: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
         1, 1 + len(NUMBERS), figsize=(style.DOUBLE, 2.5), sharey=True, layout="constrained",
         width_ratios=(2.3, *(1 for _ in NUMBERS)),
     )  # fmt: skip
-    exact = _gradient(material, columns)
+    exact = _gradient(material)
     bars = [] if exact is None else [("the gradient", exact)]
     bars += [(REDUCTIONS[row.switches.update.reduction], _line(material, row)) for row in first]
     height = 0.2
@@ -102,7 +102,7 @@ def _line(material: ExactMaterial, row: ExactRow) -> pd.Series:
     return material.lines(row, {SIZE: _size(material)}).iloc[0]
 
 
-def _gradient(material: ExactMaterial, columns: list[str]) -> pd.Series | None:
+def _gradient(material: ExactMaterial) -> pd.Series | None:
     """The line of a row whose expected update is the gradient itself, where there is one."""
     for row in material.experiment.rows:
         line = _line(material, row)

@@ -14,7 +14,7 @@ from grpo_ablate.analysis.figures import style
 from grpo_ablate.analysis.figures.exact.material import SIZE, ExactMaterial, colour, plain_log
 from grpo_ablate.spec.exact_files import ExactRow
 
-COSTS = {"updates": "updates", "rollouts": "rollouts"}
+COSTS = ("updates", "rollouts")
 FIRST = 2.0  # rollouts where a logarithmic axis begins: the smallest group
 SETTLED = 0.03  # a curve this close to its end is at it
 DASHES: tuple[style.Dashes, ...] = ((0, (1, 1)), (0, (4, 1.5)), "-")
@@ -33,7 +33,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
         layout="constrained",
     )  # fmt: skip
     looks = {size: DASHES[max(0, len(DASHES) - len(sizes)) + i] for i, size in enumerate(sizes)}
-    for line, (cost, label) in zip(panels, COSTS.items(), strict=True):
+    for line, cost in zip(panels, COSTS, strict=True):
         for axes, start in zip(line, starts, strict=True):
             for row in rows:
                 for size in sizes:
@@ -43,7 +43,7 @@ def draw(material: ExactMaterial, options: dict[str, Any]) -> Figure:
                         x, y = x[x > 0], y[x > 0]
                     axes.plot(x, y, color=colour(row), linestyle=looks[size], dash_capstyle="butt")
             _costs(axes, material, cost, _settled(material, rows, start, cost))
-            axes.set_xlabel(label)
+            axes.set_xlabel(cost)
             sns.despine(ax=axes)
         line[0].set_ylabel("success $p$")
     for axes, start in zip(panels[0], starts, strict=True):
