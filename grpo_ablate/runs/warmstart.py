@@ -38,7 +38,7 @@ from grpo_ablate.runs.record import check_writable, json_bytes, sealed_bytes
 from grpo_ablate.runs.start_files import FILE, MODEL, PARAMETERS, Begin, start_parameters, unusable
 from grpo_ablate.runs.stopping import StopRequest, stop_requests
 from grpo_ablate.spec.identity import replace
-from grpo_ablate.spec.schema import SCHEMA_VERSION, SelectionTask, Spec, StackedPolicy
+from grpo_ablate.spec.schema import SCHEMA_VERSION, ArithmeticTask, Spec, StackedPolicy, TranslationTask
 from grpo_ablate.spec.warmstart import Start, start_of, training_spec
 from grpo_ablate.tasks.protocol import Demonstrations
 from grpo_ablate.tasks.registry import make_task
@@ -94,7 +94,7 @@ def _sound(content: bytes, spec: Spec, start: Start, results: Path) -> dict[str,
     """Return the parameters in a safetensors file, which are finite and those of the policy; else UserError."""
     path = results / start.folder / PARAMETERS
     assert isinstance(spec.policy, StackedPolicy)
-    assert not isinstance(spec.task, SelectionTask)
+    assert isinstance(spec.task, ArithmeticTask | TranslationTask)
     try:
         parameters = load(content)
         flat = flattened(
@@ -133,7 +133,7 @@ class Session:
         }
         spec = training_spec(start)
         assert isinstance(spec.policy, StackedPolicy)
-        assert not isinstance(spec.task, SelectionTask)
+        assert isinstance(spec.task, ArithmeticTask | TranslationTask)
         self.settings, self.steps = spec.policy, spec.policy.warmstart.steps
         self.task = make_task(spec.task)
         self.keys = Keys(torch.tensor(self.members))

@@ -82,10 +82,10 @@ def caption(material: Material, options: dict[str, Any]) -> str:
     told = "; ".join(_told(material, row) for row in material.rows)
     return (
         "Mean reward of the rollouts against rollouts spent, trained by this project and by trl 1.16's "
-        "GRPOTrainer from one start, on the same prompts in the same rounds, with the same switches and optimiser "
-        f"(n = {seeds} seeds each). Thin lines: single seeds; thick lines: their mean, with its 95 % t interval as "
-        "a band. Right: what trl earns more, seed by seed; one seed means the same prompts and other random numbers "
-        f"of the sampling. Over the later half of the rollouts: {told}."
+        "GRPOTrainer from one start, on the same prompts in the same rounds, with the same switches and "
+        f"optimiser (n = {seeds} seeds each). Thin lines: single seeds; thick lines: their mean, with its 95 % t "
+        "interval as a band. Right: what trl earns more, seed by seed; one seed means the same prompts and other "
+        f"random numbers of the sampling. Over the later half of the rollouts: {told}."
     )
 
 
