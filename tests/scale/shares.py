@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -128,13 +129,17 @@ NAMES = [
 POLICIES: dict[str, Any] = {"tabular": DivisibleTabular, "stacked": DivisibleStacked, "huggingface": HuggingFace}
 
 
-# A pretrained model computes its forward pass in float64 here: what rounding does to float32 depends on which
-# responses share a microbatch, and is as large as the differences that are looked for.
-DTYPES["float32"] = torch.float64
-
-
 def trained(spec: Spec, seeds: list[int], group: Group | None = None, share: str = "") -> dict[str, Any]:
-    """Train; return the columns of the record, the parameters, and what was drawn and learned in each step."""
+    """Train; return the columns of the record, the parameters, and what was drawn and learned in each step.
+
+    A pretrained model computes its forward pass in float64 here: what rounding does to float32 depends on which
+    responses share a microbatch, and is as large as the differences that are looked for.
+    """
+    with patch.dict(DTYPES, float32=torch.float64):
+        return _trained(spec, seeds, group, share)
+
+
+def _trained(spec: Spec, seeds: list[int], group: Group | None, share: str) -> dict[str, Any]:
     keys = Keys(torch.tensor(seeds), spec.sampling.random_key)
     task: Any = Small() if spec.policy.name == "huggingface" else make_task(spec.task)
     own: Any = POLICIES[spec.policy.name](spec, task, keys)
