@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_files import write_lines
+from tiny_model import save_tiny
 
 from grpo_ablate.runs.train import run_in_memory
 from grpo_ablate.spec.identity import replace
@@ -29,6 +31,7 @@ REGIMES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "resample": {"sampling": {"dynamic": "resample", "prompt_order": "iid"}},
     "adamw": {"optimizer": {"name": "adamw"}, "advantage": {"scale": "none"}},
+    "own-advantage": {"advantage": {"function": "examples.own_functions:against_the_median"}},
 }
 SETTINGS: dict[str, Any] = {
     "reward.scale": 3.0, "reward.shift": 2.0, "reward.scale_low": 0.25, "reward.scale_high": 4.0,
@@ -42,8 +45,19 @@ SETTINGS: dict[str, Any] = {
     "update.clip_high": 0.01, "update.dual_clip": 1.01, "update.tau_pos": 3.0, "update.tau_neg": 3.0,
     "update.log_ratio_clamp": 0.01, "update.reduction": "token-mean", "update.constant": 1,
     "update.mismatch": "truncate", "update.mismatch_level": "sequence", "update.mismatch_cap": 1.0,
-    "optimizer.betas": [0.5, 0.6], "evaluation.final_evaluations": 2,
+    "optimizer.betas": [0.5, 0.6], "evaluation.final_evaluations": 2, "reward.model": "scorer",
+    "reward.model_digest": "0" * 16, "reward.model_dtype": "bfloat16", "reward.refresh_model": 1,
+    "reward.refresh_steps": 2, "reward.refresh_learning_rate": 0.1, "advantage.baseline": "leave-one-out",
+    "advantage.scale": "batch-std",
 }  # fmt: skip
+# Of tasks in words, for a pretrained model: the task, and what is said beside it to no effect.
+TEXTS: dict[str, tuple[dict[str, Any], Any]] = {
+    "task.pattern": ({"name": "jsonl", "verifier": "exact"}, "[0-9]"),
+    "task.tolerance": ({"name": "jsonl", "verifier": "exact"}, 0.5),
+    "task.held_out_share": ({"name": "jsonl", "verifier": "numeric", "held_out_path": "others.jsonl"}, 0.4),
+    "task.shots": ({"name": "reasoning-gym", "dataset": "chain_sum", "form": "chat", "held_out": 2}, 2),
+    "policy.vllm": ({"name": "addition", "form": "chat", "held_out": 2}, {"gpu_memory_utilization": 0.5}),
+}
 
 
 def short(spec: Spec) -> Spec:
@@ -53,7 +67,7 @@ def short(spec: Spec) -> Spec:
 @pytest.mark.parametrize("regime", REGIMES)
 def test_a_switch_called_inert_changes_no_parameter_and_no_measurement(regime: str) -> None:
     base = short(replace(find_row("experiments/selection.yaml:identity--group-std")[1].spec, REGIMES[regime]))
-    assert set(itertools.chain.from_iterable(rule.keys for rule in RULES)) <= set(SETTINGS)
+    assert set(itertools.chain.from_iterable(rule.keys for rule in RULES)) <= {*SETTINGS, *TEXTS}
     tested = 0
     for key, value in SETTINGS.items():
         section, name = key.split(".")
@@ -74,6 +88,37 @@ def test_a_switch_called_inert_changes_no_parameter_and_no_measurement(regime: s
                 metric,
             )
     assert tested >= 10
+
+
+@pytest.mark.parametrize("key", TEXTS)
+def test_a_switch_of_texts_called_inert_changes_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_tiny(Path("model"))
+    for file, first in (("rows.jsonl", 0), ("others.jsonl", 20)):
+        rows = [{"question": f"{n} + 1", "answer": str(n + 1)} for n in range(first, first + 20)]
+        write_lines(Path(file), rows)
+    task, value = TEXTS[key]
+    if task["name"] == "jsonl":
+        task = {**task, "path": "rows.jsonl"}
+    base = Spec.model_validate(
+        {
+            "task": task,
+            "policy": {"name": "huggingface", "model": "model", "device": "cpu"},
+            "reward": {"transform": "random"},
+            "evaluation": {"samples": 2},
+            "sampling": {"prompts": 2, "group_size": 2, "max_tokens": 3},
+            "budget": {"rollouts": 8},
+        }
+    )
+    section, name = key.split(".")
+    stated = replace(base, {section: {name: value}})
+    effective, inert = neutralised(stated)
+    assert key in {item.key for item in inert} and effective != stated
+    one, other = (run_in_memory(spec, range(3, 4)) for spec in (stated, effective))
+    assert one["train/gradient_norm"][0] > 0
+    assert str(one) == str(other)  # NaN stands for nothing measured
 
 
 def test_the_shipped_experiments_state_what_they_train(tmp_path: Path) -> None:
