@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from grpo_ablate.tensor_files import os_errors
+
 FORMAT = 1
 
 
@@ -35,15 +37,31 @@ class UnusableError(Exception):
 
 
 def save(path: Path, tensors: dict[str, Tensor], identity: dict[str, str], notes: dict[str, Any]) -> None:
-    """Write a checkpoint of the run that ``identity`` names, replacing an earlier one in one step."""
-    # Copies, since safetensors refuses tensors that share memory, as expanded ones do.
-    plain = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    """Write a checkpoint of the run that ``identity`` names, replacing an earlier one in one step.
+
+    Raises OSError where it cannot be written.
+    """
+    plain = unshared(tensors)
     header = {"format": FORMAT, "identity": identity, "digest": digest(plain), "notes": notes}
     aside = path.with_suffix(".writing")
-    save_file(plain, aside, metadata={"checkpoint": json.dumps(header)})
+    with os_errors():
+        save_file(plain, aside, metadata={"checkpoint": json.dumps(header)})
     with aside.open("rb") as written:
         os.fsync(written.fileno())
     aside.replace(path)
+
+
+def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors, copied where they share memory, as expanded ones do: safetensors refuses those."""
+    found, seen = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        found[name] = plain
+    return found
 
 
 def load(path: Path, identity: dict[str, str]) -> Checkpoint:

@@ -317,6 +317,22 @@ def test_a_checkpoint_returns_what_was_saved(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
 
 
+def test_tensors_that_share_memory_are_saved_each_for_itself(tmp_path):
+    path, one = tmp_path / "checkpoint.safetensors", torch.arange(6.0).reshape(2, 3)
+    tensors = {"whole": one, "again": one, "turned": one.T, "part": one[1], "wide": one[:, :1].expand(2, 4)}
+    checkpoint.save(path, tensors, IDENTITY, {})
+    found = checkpoint.load(path, IDENTITY).tensors
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "whole": [[0, 1, 2], [3, 4, 5]], "again": [[0, 1, 2], [3, 4, 5]], "turned": [[0, 3], [1, 4], [2, 5]],
+        "part": [3, 4, 5], "wide": [[0, 0, 0, 0], [3, 3, 3, 3]],
+    }  # fmt: skip
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_os_error_with_the_systems_words(tmp_path):
+    with pytest.raises(FileNotFoundError, match="No such file or directory"):
+        checkpoint.save(tmp_path / "gone" / "checkpoint.safetensors", {"x": torch.ones(2)}, IDENTITY, {})
+
+
 @pytest.mark.parametrize("key", IDENTITY)
 def test_a_checkpoint_of_another_run_is_named_and_not_used(tmp_path, key):
     checkpoint.save(tmp_path / "c", TENSORS, IDENTITY, {})

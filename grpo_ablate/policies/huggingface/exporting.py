@@ -11,6 +11,7 @@ from grpo_ablate.policies.huggingface.loading import load_model, load_tokenizer
 from grpo_ablate.policies.huggingface.lora import add_adapters, merged
 from grpo_ablate.rng import Keys
 from grpo_ablate.spec.schema import HuggingFacePolicy
+from grpo_ablate.tensor_files import os_errors
 
 
 def save_trained(settings: HuggingFacePolicy, trained: dict[str, Tensor], folder: Path) -> None:
@@ -31,5 +32,6 @@ def save_trained(settings: HuggingFacePolicy, trained: dict[str, Tensor], folder
     if whole:
         model = load_model(settings)
         model.load_state_dict(whole, strict=False)  # tied weights have one name
-    model.save_pretrained(folder)
+    with os_errors():
+        model.save_pretrained(folder)
     load_tokenizer(settings).save_pretrained(folder)

