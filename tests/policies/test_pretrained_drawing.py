@@ -164,6 +164,28 @@ def test_a_tokenizer_without_a_pad_token_trains_as_one_with(tmp_path: Path) -> N
     assert gradients["model.embed_tokens.weight"][0, 1].any()
 
 
+def test_a_pad_token_that_the_model_does_not_know_is_never_fed_to_it(tmp_path: Path) -> None:
+    """The tokenizer was given one after training; prompts of one length and of several."""
+    save_tiny(tmp_path / "plain")
+    tokenizer = byte_tokenizer(pad_token=None)
+    tokenizer.add_special_tokens({"pad_token": "<filler>"})
+    assert tokenizer.pad_token_id == 260
+    save_tiny(tmp_path / "added", tokenizer=tokenizer)
+
+    class Padded(Texts):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokenizer = tokenizer
+
+    for prompts in (torch.arange(4)[None], torch.tensor([[0, 0]])):
+        sampling = {"prompts": prompts.shape[1], "group_size": 16, "max_tokens": 40}
+        one = drawn_batch(make(spec(tmp_path / "plain", sampling=sampling), Texts()), prompts=prompts)
+        other = drawn_batch(make(spec(tmp_path / "added", sampling=sampling), Padded()), prompts=prompts)
+        assert len(set(one.token.sum(-1).flatten().tolist())) > 1
+        assert torch.equal(one.tokens[one.token], other.tokens[other.token])
+        assert torch.equal(one.old_logprobs, other.old_logprobs)
+
+
 def test_every_end_token_of_a_model_ends_a_response_and_is_scored(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     GenerationConfig(eos_token_id=[1, 70, 71, 72, 73]).save_pretrained(tmp_path)

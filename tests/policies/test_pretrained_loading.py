@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tiny_model import byte_tokenizer, save_tiny, tiny_llama
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grpo_ablate.errors import UserError
-from grpo_ablate.policies.huggingface import smollm2
+from grpo_ablate.policies.huggingface import loading, smollm2
 from grpo_ablate.policies.huggingface.loading import device_of, load_model, load_tokenizer, source
 from grpo_ablate.spec.model_files import fingerprint
 from grpo_ablate.spec.schema import HuggingFacePolicy
@@ -129,6 +133,94 @@ def test_a_folder_that_changed_after_planning_is_refused(folder: Path) -> None:
         load_model(policy(folder, digest=planned, device="cpu"))
     with pytest.raises(UserError, match="there is no folder"):
         source(policy(folder / "gone", digest=planned))
+
+
+def kept_of_the_hub(monkeypatch: pytest.MonkeyPatch, cache: Path, folder: Path | None) -> None:
+    """Lay out what huggingface_hub keeps of a model; there is no network."""
+    place = cache / "models--organisation--model"
+    if folder is not None:
+        (place / "refs").mkdir(parents=True)
+        (place / "refs/main").write_text("a" * 40)
+        shutil.copytree(folder, place / "snapshots" / ("a" * 40))
+
+    nowhere = partial(huggingface_hub.snapshot_download, cache_dir=cache, endpoint="http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", nowhere)
+    loading._from_the_hub.cache_clear()
+
+
+def test_a_model_of_the_hub_that_is_kept_here_needs_no_network(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_of_the_hub(monkeypatch, tmp_path / "cache", folder)
+    model = load_model(policy("organisation/model", device="cpu"))
+    for name, value in load_file(folder / "model.safetensors").items():
+        assert torch.equal(model.state_dict()[name], value)
+    assert load_tokenizer(policy("organisation/model")).eos_token_id == 1
+
+
+def test_a_model_of_the_hub_without_network_is_a_sentence_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_of_the_hub(monkeypatch, tmp_path / "cache", None)
+    began = time.monotonic()
+    for load in (load_tokenizer, load_model):
+        with pytest.raises(
+            UserError, match=r"no folder 'organisation/model', and .* cannot be had from the hub: "
+        ):
+            load(policy("organisation/model", device="cpu"))
+    assert time.monotonic() - began < 5  # the client's own retries take a minute
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (("model-1.safetensors", "pytorch_model.bin", "onnx/model.safetensors"), ["model-1.safetensors"]),
+        (("pytorch_model-1.bin", "training_args.bin"), ["pytorch_model-1.bin"]),
+    ],
+)
+def test_the_weights_of_a_model_of_the_hub_are_fetched_in_one_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], wanted: list[str]
+) -> None:
+    everything = ["config.json", "tokenizer.json", *files]
+
+    def download(name: str, allow_patterns: list[str], ignore_patterns: list[str], **named: Any) -> str:
+        for file in filter_repo_objects(
+            everything, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        ):
+            (tmp_path / file).write_text("")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    loading._from_the_hub.cache_clear()
+    assert source(policy("organisation/model")) == str(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["config.json", "tokenizer.json", *wanted])
+
+
+def test_code_that_lies_in_a_folder_is_neither_run_nor_asked_about(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = json.loads((folder / "config.json").read_text())
+    told |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "own.py").write_text("raise SystemExit('this ran')")
+
+    def asked(*arguments: Any) -> str:
+        raise AssertionError("there may be no one to answer")
+
+    monkeypatch.setattr("builtins.input", asked)
+    with pytest.raises(UserError, match=r"policy\.model: no model can be loaded from .*tiny': .*custom code"):
+        load_model(policy(folder, device="cpu"))
+
+
+def test_a_model_for_which_there_is_no_memory_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", full)
+    with pytest.raises(
+        UserError, match=r"does not fit into the memory of cpu in float32: use policy\.dtype bfloat16"
+    ):
+        load_model(policy(folder, device="cpu"))
 
 
 def test_smollm2_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

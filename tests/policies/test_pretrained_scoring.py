@@ -16,10 +16,11 @@ from transformers import LlamaForCausalLM
 
 from grpo_ablate.algorithm.records import Batch
 from grpo_ablate.errors import UserError
+from grpo_ablate.policies.huggingface import weights
+from grpo_ablate.policies.huggingface.memory import within_memory
 from grpo_ablate.policies.huggingface.passes import dealt, laid_out, units
 from grpo_ablate.policies.huggingface.policy import HuggingFace
 from grpo_ablate.policies.huggingface.requests import unpacked
-from grpo_ablate.policies.huggingface.scoring import within_memory
 from grpo_ablate.policies.protocol import Draw
 from grpo_ablate.rng import Purpose
 from grpo_ablate.spec.schema import Kl
@@ -263,7 +264,13 @@ def test_microbatches_keep_to_their_tokens_and_lose_no_response(budget: int, sha
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), MemoryError()]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),  # a driver's, which has no type of its own
+    ],
+    ids=str,
 )
 def test_running_out_of_memory_names_the_setting_to_lower(error: Exception) -> None:
     with (
@@ -273,10 +280,43 @@ def test_running_out_of_memory_names_the_setting_to_lower(error: Exception) -> N
         within_memory(512, "training"),
     ):
         raise error
-    with pytest.raises(RuntimeError, match="shapes"), within_memory(512, "training"):
-        raise RuntimeError("shapes do not match")
+    for other in (
+        RuntimeError("shapes do not match"),
+        NotImplementedError("no such layer"),
+        RecursionError("deep"),
+    ):
+        with pytest.raises(type(other), match=str(other)), within_memory(512, "training"):
+            raise other
 
 
 def test_a_cpu_without_memory_is_a_sentence_too() -> None:
     with pytest.raises(UserError, match="out of memory while scoring"), within_memory(512, "scoring"):
         torch.empty(1 << 50)
+
+
+def test_no_memory_for_what_training_keeps_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked = scattered(make_stacked(stacked_spec(), 5))
+    saved(tmp_path, stacked)
+
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(weights, "StackedOptimizer", full)
+    with pytest.raises(
+        UserError, match=r"no memory for what training keeps .*: use policy\.lora, or a smaller model"
+    ):
+        make(spec(tmp_path))
+
+
+def test_a_batch_that_waited_for_its_round_is_not_of_the_reference_taken_since(tmp_path: Path) -> None:
+    """With a KL in the reward: stale responses are of older weights than a reference that was just refreshed."""
+    in_reward = Kl(beta=0.1, estimator="k1", place="reward-before", refresh_reference=1)
+    stale = stacked_spec().update.model_copy(update={"staleness": 1})
+    _, policy = pair(tmp_path, kl=in_reward, update=stale)
+    batch = drawn_batch(policy)
+    assert torch.equal(policy.reference_logprobs(batch), batch.old_logprobs)  # both are of the start
+    moved(policy)
+    policy.refresh_reference(torch.ones(1, dtype=torch.bool))
+    now = policy.logprobs(batch).logprobs.detach()
+    assert (now - batch.old_logprobs).abs().max() > 0.01
+    torch.testing.assert_close(policy.reference_logprobs(batch), now, atol=1e-5, rtol=0)

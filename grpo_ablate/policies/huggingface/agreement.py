@@ -54,15 +54,14 @@ class Agreement:
         return {NAMES[name]: value[None] for name, value in found.items()}
 
 
-def check_agreement(gaps: Tensor, tolerance: float, engine: str) -> None:
-    """Raise UserError where the first round after a load of weights says that the engine has others.
+def check_agreement(gaps: Tensor, tolerance: float, engine: str, reason: str) -> None:
+    """Raise UserError where an engine's first round with new weights says that it draws from another law.
 
-    ``gaps`` float64 [n] are those of its tokens.
+    ``gaps`` float64 [n] are those of its tokens; ``reason`` is what may be the matter.
     """
     gap = float(gaps.abs().mean()) if gaps.numel() else 0.0
     if not gap <= tolerance:
         raise UserError(
-            f"sampling.engine {engine}: after new weights were loaded, its log-probabilities differ from the "
-            f"trainer's by {gap:.3g} on average, more than policy.vllm.tolerance ({tolerance:g}): it did not take "
-            "the weights over, or computes something else."
+            f"sampling.engine {engine}: its log-probabilities differ from the trainer's by {gap:.3g} on average, "
+            f"where {tolerance:g} is allowed: {reason}."
         )

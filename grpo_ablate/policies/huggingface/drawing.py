@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from grpo_ablate.algorithm.sampling import law_logprobs
+from grpo_ablate.policies.huggingface.agreement import check_agreement
 from grpo_ablate.policies.huggingface.ends import Ends
 from grpo_ablate.policies.huggingface.requests import Drawn, Request, cuts, packed
 from grpo_ablate.rng import Keys
@@ -29,13 +30,17 @@ NUMBERS = 1 << 24  # of a step's laws that are computed at a time
 class TransformersEngine:
     """Draws from ``model`` by transformers' ``generate``, some prompts at a time.
 
-    ``tokens`` bounds a batch by its tokens, prompts included; with ``share_prompts`` a prompt's keys and values
-    are computed once for its responses.
+    ``tokens`` bounds a batch by its tokens, prompts included; ``tolerance`` is the mean gap that the first round
+    may have to the trainer's log-probabilities. With ``share_prompts`` the keys and values of a
+    prompt are computed once for its responses.
     """
 
-    def __init__(self, model: Any, ends: Ends, pad: int, keys: Keys, tokens: int, *, share_prompts: bool):
+    def __init__(
+        self, model: Any, ends: Ends, pad: int, keys: Keys, tokens: int, tolerance: float, *, share_prompts: bool
+    ):
         self.model, self.ends, self.pad, self.keys = model, ends, pad, keys
         self.tokens, self.share_prompts = KEPT * tokens, share_prompts
+        self.tolerance, self.checked = tolerance, False
 
     @torch.no_grad()
     def draw(self, request: Request) -> Drawn:
@@ -52,7 +57,18 @@ class TransformersEngine:
         return Drawn(tokens, length.view(shape), ended.view(shape), logprobs, support)
 
     def check(self, gaps: Tensor) -> None:
-        """Nothing can be amiss: the engine has the trainer's own weights."""
+        """Compare the first round, token by token with kept keys and values, with the trainer's single pass.
+
+        ``gaps`` float64 [n] are those of its tokens. Raises UserError where they do not agree.
+        """
+        if not self.checked and gaps.numel():
+            check_agreement(
+                gaps,
+                self.tolerance,
+                "transformers",
+                "the model is no causal language model, or its cache computes something else",
+            )
+            self.checked = True
 
     def _uniforms(self, request: Request) -> Tensor:
         """Return the keyed uniforms float64 [N, S, T]; negative where the most probable token is taken."""

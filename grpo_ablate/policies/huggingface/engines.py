@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from grpo_ablate.policies.huggingface.agreement import TOLERANCE
 from grpo_ablate.policies.huggingface.requests import Engine
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def _transformers(policy: HuggingFace) -> Engine:
         policy.pad,
         policy.keys,
         settings.microbatch_tokens,
+        TOLERANCE[settings.dtype],
         share_prompts=settings.share_prompts,
     )
 

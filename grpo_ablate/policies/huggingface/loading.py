@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.policies.huggingface.memory import out_of_memory
 from grpo_ablate.policies.huggingface.smollm2 import smollm2_folder
 from grpo_ablate.spec.model_files import SMOLLM2, fingerprint, model_folder
 from grpo_ablate.spec.schema import HuggingFacePolicy
@@ -16,6 +18,7 @@ from grpo_ablate.spec.schema import HuggingFacePolicy
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # One of these is in every folder that has a tokenizer: transformers 5 makes an empty one where none is.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+HUB_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
 def device_of(settings: HuggingFacePolicy) -> torch.device:
@@ -30,10 +33,11 @@ def device_of(settings: HuggingFacePolicy) -> torch.device:
 
 
 def source(settings: HuggingFacePolicy) -> str:
-    """Return what transformers and vLLM load: a folder or a name on the hub.
+    """Return the folder that transformers and vLLM load; of a model on the hub, where its files are kept here.
 
     Raises:
-        UserError: the folder is not the one that the row was planned with, or SmolLM2's package is missing.
+        UserError: the folder is not the one that the row was planned with, SmolLM2's package is missing, or the
+            hub cannot be reached and nothing of the model is here.
     """
     if settings.model == SMOLLM2:
         return str(smollm2_folder())
@@ -41,7 +45,7 @@ def source(settings: HuggingFacePolicy) -> str:
     if folder is None:
         if settings.digest:
             raise UserError(f"policy.model: there is no folder '{settings.model}'.")
-        return settings.model
+        return _from_the_hub(settings.model, settings.revision)
     found = fingerprint(folder)
     if settings.digest and settings.digest != found:
         raise UserError(
@@ -49,6 +53,27 @@ def source(settings: HuggingFacePolicy) -> str:
             f"{settings.digest}; restore them, or plan the row anew."
         )
     return str(folder)
+
+
+@cache
+def _from_the_hub(name: str, revision: str) -> str:
+    """Fetch the top folder of a model, its weights in one format; return where it lies."""
+    from huggingface_hub import snapshot_download
+
+    def fetched(*kinds: str) -> str:
+        other = ["*/*", "consolidated*"]  # the same weights for other libraries
+        return snapshot_download(name, revision=revision, allow_patterns=list(kinds), ignore_patterns=other)
+
+    try:
+        folder = fetched(*HUB_FILES, "*.safetensors")
+        if not any(Path(folder).glob("*.safetensors")):
+            folder = fetched(*HUB_FILES, "pytorch_model*.bin")
+    except Exception as error:  # the hub and its transport raise what they please
+        raise UserError(
+            f"policy.model: there is no folder '{name}', and revision {revision} of the model of that name cannot "
+            f"be had from the hub: {_reason(error)}."
+        ) from None
+    return folder
 
 
 def load_tokenizer(settings: HuggingFacePolicy) -> Any:
@@ -68,7 +93,7 @@ def load_tokenizer(settings: HuggingFacePolicy) -> Any:
             "tokenizer there."
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, revision=settings.revision)
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except Exception as error:  # transformers, tokenizers and the hub raise what they please
         raise UserError(_cannot(settings, "tokenizer", error)) from None
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
@@ -89,24 +114,24 @@ def load_model(settings: HuggingFacePolicy) -> Any:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        config = without_dropout(AutoConfig.from_pretrained(where, revision=settings.revision))
+        config = without_dropout(AutoConfig.from_pretrained(where, trust_remote_code=False))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
             config=config,
-            revision=settings.revision,
             dtype=DTYPES[settings.dtype],
-            attn_implementation="sdpa",
+            attn_implementation=attention_of(config),
             output_loading_info=True,
+            trust_remote_code=False,
         )
         model, told = loaded
         model = model.to(device)
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        if not out_of_memory(error):
+            raise UserError(_cannot(settings, "model", error)) from None
         raise UserError(
             f"policy.model: {where} does not fit into the memory of {device} in {settings.dtype}: use "
             "policy.dtype bfloat16, or a smaller model."
         ) from None
-    except Exception as error:
-        raise UserError(_cannot(settings, "model", error)) from None
     if told["missing_keys"]:
         first = sorted(told["missing_keys"])[0]
         raise UserError(
@@ -125,10 +150,8 @@ def end_tokens(settings: HuggingFacePolicy, tokenizer: Any) -> tuple[int, ...]:
     where, found = source(settings), set[int]()
     told = [tokenizer.eos_token_id]
     for kind in (GenerationConfig, AutoConfig):
-        with suppress(
-            OSError, ValueError
-        ):  # a folder need not have the first, and the second is read with the model
-            told.append(kind.from_pretrained(where, revision=settings.revision).eos_token_id)
+        with suppress(OSError, ValueError):  # a folder need not have the first; the second is read with the model
+            told.append(kind.from_pretrained(where, trust_remote_code=False).eos_token_id)
     for tokens in told:
         found |= set(tokens) if isinstance(tokens, list) else set() if tokens is None else {int(tokens)}
     return tuple(sorted(found))
@@ -150,6 +173,15 @@ def without_dropout(config: Any) -> Any:
     return config
 
 
+def attention_of(config: Any) -> str | None:
+    """Return the implementation of attention that computes what a configuration says; None: the model's default.
+
+    The default is fused where the model has one, and the fused one leaves out a cap on attention scores (Gemma 2).
+    """
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "eager" if capped else None
+
+
 def context_length(config: Any) -> int | None:
     """Return how many tokens a sequence may have, None where the configuration does not say."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -157,6 +189,9 @@ def context_length(config: Any) -> int | None:
 
 
 def _cannot(settings: HuggingFacePolicy, part: str, error: Exception) -> str:
-    said = str(error).strip().splitlines()
-    reason = said[0] if said else type(error).__name__
-    return f"policy.model: no {part} can be loaded from '{settings.model}': {reason.rstrip('.')[:300]}."
+    return f"policy.model: no {part} can be loaded from '{settings.model}': {_reason(error)}."
+
+
+def _reason(error: Exception) -> str:
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return said[0].rstrip(".")[:300]

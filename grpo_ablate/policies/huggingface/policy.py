@@ -17,8 +17,9 @@ from grpo_ablate.policies.huggingface.engines import make_engine
 from grpo_ablate.policies.huggingface.evaluation import evaluate
 from grpo_ablate.policies.huggingface.loading import context_length, end_tokens, load_model, load_tokenizer
 from grpo_ablate.policies.huggingface.lora import add_adapters
+from grpo_ablate.policies.huggingface.memory import weights_within_memory, within_memory
 from grpo_ablate.policies.huggingface.requests import Drawn, Request, cuts
-from grpo_ablate.policies.huggingface.scoring import Pending, Responses, Scorer, Values, within_memory
+from grpo_ablate.policies.huggingface.scoring import Pending, Responses, Scorer, Values
 from grpo_ablate.policies.huggingface.sharing import check_sharing
 from grpo_ablate.policies.huggingface.weights import Weights
 from grpo_ablate.policies.protocol import Draw, Samples
@@ -54,8 +55,10 @@ class HuggingFace:
                 f"policy.model: '{self.settings.model}' has no end token, and the task {spec.task.name} no stop "
                 "text: no response could end; set eos_token in the tokenizer's configuration."
             )
-        self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.prompts = self._prompts()
+        known = self.model.get_input_embeddings().num_embeddings
+        told = tokenizer.pad_token_id
+        self.pad: int = told if told is not None and told < known else 0  # a tokenizer may have added its own
         if self.settings.lora == "off":
             self.model.requires_grad_(True)
         else:
@@ -63,10 +66,11 @@ class HuggingFace:
         self.model.generation_config = type(self.model.generation_config)()  # its penalties are no part of the law
         if self.settings.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.weights = Weights(self.model, spec.optimizer, spec.rounds * spec.steps_per_round)
         # A copy of what trains is all there is to a reference, under adapters a small one.
         kept = spec.kl.beta > 0 or self.settings.lora != "off"
-        self.reference = self.weights.copies() if kept else {}
+        with weights_within_memory(self.settings.model):
+            self.weights = Weights(self.model, spec.optimizer, spec.rounds * spec.steps_per_round)
+            self.reference = self.weights.copies() if kept else {}
         self.refreshed = False
         self.stepped = False  # since the reference was taken
         self.version = 0  # of the weights
@@ -99,13 +103,14 @@ class HuggingFace:
             )
         if int(lengths.min()) < 1:
             raise UserError(f"task {self.spec.task.name}: prompt {int(lengths.argmin())} is empty.")
-        known = self.model.get_input_embeddings().num_embeddings
-        if int(tokens.max()) >= known:
+        found = [row[:length].tolist() for row, length in zip(tokens, lengths.tolist(), strict=True)]
+        known, last = self.model.get_input_embeddings().num_embeddings, max(map(max, found))
+        if last >= known:
             raise UserError(
-                f"policy.model: the tokenizer of '{self.settings.model}' knows tokens up to {int(tokens.max())}, "
-                f"the model has {known}: they do not belong together."
+                f"policy.model: the tokenizer of '{self.settings.model}' knows tokens up to {last}, the model has "
+                f"{known}: they do not belong together."
             )
-        return [row[:length].tolist() for row, length in zip(tokens, lengths.tolist(), strict=True)]
+        return found
 
     def sample(
         self, prompts: Tensor, group_size: int, draw: Draw, *, wanted: Tensor, kl_exact: bool = False
@@ -240,7 +245,8 @@ class HuggingFace:
         """Make the current weights the reference, where ``members`` bool [1] says so."""
         if bool(members[0]):
             self.reference = self.weights.copies()
-            self.refreshed, self.stepped = True, False
+            # Batches that wait for their round were drawn before: to them the reference is another policy.
+            self.refreshed, self.stepped = True, self.spec.update.staleness > 0
 
     def accumulate(self, loss: Tensor) -> None:
         """Add the gradient of the loss [1] to the weights, by way of the values that ``logprobs`` returned."""

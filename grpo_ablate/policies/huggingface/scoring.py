@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from grpo_ablate.algorithm.sampling import law_logprobs
-from grpo_ablate.errors import UserError
 from grpo_ablate.policies.huggingface.passes import Pass, Unit, dealt, laid_out, units
 from grpo_ablate.policies.huggingface.requests import packed, unpacked
 from grpo_ablate.spec.schema import Sampling
@@ -258,18 +257,3 @@ def _kept(unit: Unit, live: list[bool]) -> Unit:
     """Return a sequence with its live responses."""
     kept = [place for place, row in enumerate(unit.rows) if live[row]]
     return Unit(unit.prompt, [unit.rows[place] for place in kept], [unit.tokens[place] for place in kept])
-
-
-@contextmanager
-def within_memory(budget: int, work: str) -> Iterator[None]:
-    """Turn a failure to get memory into a sentence that names the setting to lower."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # A CPU's allocator raises a plain RuntimeError.
-        if type(error) is RuntimeError and "allocate memory" not in str(error):
-            raise
-        raise UserError(
-            f"out of memory while {work}: lower policy.microbatch_tokens, which is {budget}, or set "
-            "policy.gradient_checkpointing: true; the run continues from its last checkpoint."
-        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def check_sharing(scorer: Scorer, settings: HuggingFacePolicy) -> None:
     config: Any = scorer.model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     windowed = set(kinds) != {"full_attention"} if kinds else getattr(config, "sliding_window", None) is not None
-    if windowed or _difference(scorer) > TOLERANCE[settings.dtype]:
+    if windowed or not _difference(scorer) <= TOLERANCE[settings.dtype]:
         raise UserError(
             f"policy.share_prompts: '{settings.model}' has layers that do not take a mask for every pair of "
             "tokens: use share_prompts: false."
@@ -29,12 +30,16 @@ def check_sharing(scorer: Scorer, settings: HuggingFacePolicy) -> None:
 
 
 def _difference(scorer: Scorer) -> float:
+    """Return the largest difference in log-probability; infinite where the model cannot take such a mask."""
     known = scorer.model.get_input_embeddings().num_embeddings
     some = (torch.arange(3, 15) % known).tolist()
     responses = Responses(
         [some[:5], some[:3]], [[some[5:9], some[8:10], some[4:6]], [some[2:6], some[7:12]]], 1.0, 6
     )
-    shared = scorer.values(responses).logprobs
+    try:
+        shared = scorer.values(responses).logprobs
+    except (ValueError, TypeError, RuntimeError, IndexError):  # the mask has more axes than the model expects
+        return math.inf
     scorer.share = False
     alone = scorer.values(responses).logprobs
     scorer.share = True

@@ -72,7 +72,13 @@ class VllmEngine:
         if not self.checked and gaps.numel():
             stated = self.settings.tolerance
             tolerance = TOLERANCE[self.policy.settings.dtype] if stated == "auto" else stated
-            check_agreement(gaps, tolerance, "vllm")
+            check_agreement(
+                gaps,
+                tolerance,
+                "vllm",
+                "it did not take the trainer's new weights over, or computes something else "
+                "(policy.vllm.tolerance says what is allowed)",
+            )
             self.checked = True
 
     def _renew(self) -> None:
@@ -173,7 +179,6 @@ def _started(policy: HuggingFace, sleeps: bool) -> tuple[Any, Callable[..., Any]
         with _quiet():
             llm = LLM(
                 model=where,
-                revision=settings.revision if where == settings.model else None,
                 dtype=settings.dtype,
                 max_model_len=longest,
                 max_num_seqs=settings.vllm.max_sequences,
