@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,19 +35,33 @@ def load(path: str) -> Callable[..., Any]:
     name, _, attribute = path.partition(":")
     look_here()
     try:
-        module = importlib.import_module(name)
+        with redirect_stdout(sys.stderr):  # what a module prints is no part of a command's output
+            module = importlib.import_module(name)
+            function = getattr(module, attribute, None)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise UserError(f"'{path}': there is no module '{error.name}'{_beside(error.name)}") from None
         raise UserError(f"'{path}' does not import: {error}.") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"'{path}' does not import: {type(error).__name__}: {error}.") from None
-    function = getattr(module, attribute, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         offer = nearest(attribute, own) if own else "the module has none."
         raise UserError(f"'{path}': the module '{name}' has no function '{attribute}'; {offer}")
     return function
+
+
+def check_call(path: str, *arguments: str) -> None:
+    """Import a function and see whether it takes so many arguments. Raises UserError where it does not."""
+    function = load(path)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # written in C, it does not say
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UserError(f"'{path}' cannot be called with ({', '.join(arguments)}): {error}.") from None
 
 
 def look_here() -> None:

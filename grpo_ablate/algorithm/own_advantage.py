@@ -14,17 +14,22 @@ def own_advantages(values: Tensor, member: Tensor, path: str) -> Tensor:
 
     ``values`` float64 and ``member`` bool, both [M, B, K]. The function gets one member's rewards float64 [B, K],
     NaN where there is none, and which there are, bool [B, K]; what it returns there is the advantage. Members
-    never meet in it. Raises UserError where it returns anything but a tensor of that shape.
+    never meet in it. Raises UserError where it raises, or returns anything but finite numbers of that shape.
     """
     function = load(path)
     parts = []
     for rewards, present in zip(torch.where(member, values, torch.nan), member, strict=True):
-        found = function(rewards, present.clone())
+        try:
+            found = function(rewards.clone(), present.clone())
+        except Exception as error:
+            raise UserError(f"advantage.function: '{path}' failed: {type(error).__name__}: {error}.") from None
         if not isinstance(found, Tensor) or found.shape != rewards.shape:
             shape = f"the shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise UserError(
                 f"advantage.function: '{path}' returned {shape}, expected a tensor of the rewards' shape "
                 f"{list(rewards.shape)}."
             )
+        if not found[present].isfinite().all() and rewards[present].isfinite().all():
+            raise UserError(f"advantage.function: '{path}' made of finite rewards what is not finite.")
         parts.append(found.detach().to(values))
     return torch.stack(parts)

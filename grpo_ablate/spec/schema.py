@@ -107,7 +107,8 @@ class TextSection(Section):
     version: Literal[1] = 1
     system: str = ""  # system message of a chat prompt; empty: what asks for the format, if there is one
     format: Literal["off", "think-answer", "boxed", "hashes"] = "off"  # asked for, and where answers stand
-    time_limit: Positive = 10.0  # seconds of computing for one verdict; ten times as many by the clock
+    # Seconds of computing for one verdict; ten times as many by the clock.
+    time_limit: Annotated[float, Field(gt=0, le=86_400)] = 10.0
 
 
 class AdditionTask(TextSection):

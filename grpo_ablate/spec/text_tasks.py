@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_ablate.dotted import FORM, is_dotted, load
+from grpo_ablate.dotted import FORM, check_call, is_dotted
 from grpo_ablate.errors import UserError, nearest
 from grpo_ablate.spec.model_files import fingerprint
+from grpo_ablate.spec.paths import named_path
 from grpo_ablate.spec.schema import (
     AdditionTask,
     HuggingFacePolicy,
@@ -96,7 +97,7 @@ def _jsonl(task: JsonlTask) -> str | None:
             if not task.pattern:
                 return "task.verifier is regular-expression, but task.pattern is empty."
             re.compile(task.pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             return f"task.pattern '{task.pattern[:80]}' is no regular expression: {error}."
     if "{question}" not in task.template:
         return "task.template has no {question}, so that every prompt would be the same."
@@ -113,8 +114,10 @@ def settled(spec: Spec, where: str) -> Spec:
     """
     try:
         changes: dict[str, Any] = {}
-        for path in own_functions(spec):
-            load(path)
+        if spec.advantage.function:
+            check_call(spec.advantage.function, "rewards", "present")
+        if isinstance(spec.task, JsonlTask) and is_dotted(spec.task.verifier):
+            check_call(spec.task.verifier, "response", "answer", "row")
         if isinstance(spec.task, JsonlTask):
             changes["task"] = _with_contents(spec.task)
         elif isinstance(spec.task, ReasoningGymTask):
@@ -141,17 +144,17 @@ def _with_contents(task: JsonlTask) -> JsonlTask:
 
 
 def _with_library(task: ReasoningGymTask) -> ReasoningGymTask:
-    from grpo_ablate.tasks.text.reasoning_gym import data_set, installed
+    from grpo_ablate.tasks.text.reasoning_gym import data_set, entry, installed
 
     version = installed()
     if task.library not in ("", version):
         raise UserError(f"task.library is {task.library}, but reasoning-gym {version} is installed.")
-    data_set(task, "train", 1)
+    entry(data_set(task, "train", 1), 0)
     return task.model_copy(update={"library": version})
 
 
 def _with_digest(reward: Reward) -> Reward:
-    folder = Path(reward.model).expanduser()
+    folder = named_path(reward.model)
     if not folder.is_dir():
         raise UserError(f"reward.model: there is no folder '{reward.model}'.")
     found = fingerprint(folder)

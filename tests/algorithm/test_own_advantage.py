@@ -89,6 +89,23 @@ def test_anything_but_an_advantage_for_each_reward_is_refused(own: Own, body: st
         normalise(rewards, rewards >= 0, own(body))
 
 
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("raise KeyError('oh')", "failed: KeyError: 'oh'."),
+        (
+            "return (rewards - rewards.mean()) / rewards.std(correction=0)",
+            "made of finite rewards what is not finite.",
+        ),
+    ],
+)
+def test_what_fails_or_divides_by_nothing_is_refused(own: Own, body: str, sentence: str) -> None:
+    rewards = values([[2.0, 2.0]])
+    with pytest.raises(UserError) as caught:
+        normalise(rewards, rewards >= 0, own(body))
+    assert str(caught.value).startswith("advantage.function: '") and sentence in str(caught.value)
+
+
 def test_float32_results_are_taken_as_float64(own: Own) -> None:
     rewards = values([[1.0, 3.0]])
     found = normalise(rewards, rewards >= 0, own("return (rewards - 2).float()"))

@@ -132,6 +132,14 @@ BAD_TASKS: list[tuple[dict[str, Any], str]] = [
     ({**JSONL, "verifier": "broken_module:judge"}, "does not import: NameError: name 'undefined' is not defined"),
     ({**JSONL, "verifier": "needy_module:judge"}, "does not import: No module named 'not_there'."),
     ({**JSONL, "verifier": "unparsed_module:judge"}, "'unparsed_module:judge' does not import: SyntaxError: "),
+    ({**JSONL, "verifier": "leaving_module:judge"}, "'leaving_module:judge' does not import: SystemExit: 3."),
+    ({**JSONL, "verifier": "raising_module:judge"}, "'raising_module:judge' does not import: ValueError: no jud"),
+    ({**JSONL, "verifier": "own_verifier:short"},
+     "'own_verifier:short' cannot be called with (response, answer, row): too many positional arguments."),
+    ({**JSONL, "verifier": "regular-expression", "pattern": "a{99999999999}"}, "is no regular expression: the r"),
+    ({**JSONL, "verifier": "regular-expression", "pattern": "(" * 9999}, "is no regular expression: maximum rec"),
+    ({**JSONL, "time_limit": 1e7}, "task.time_limit is 10000000.0, expected at most 86400."),
+    ({"name": "reasoning-gym", "dataset": "chain_sum", "parameters": {"min_terms": 1.5}}, "no question 0 can be"),
     ({**JSONL, "template": "Answer!"}, "task.template has no {question}"),
     ({**JSONL, "held_out_path": "./data.jsonl"}, "task.held_out_path is task.path"),
     ({**JSONL, "question": "qestion"}, "line 1: has no key 'qestion' (task.question); did you mean 'question'?"),
@@ -150,7 +158,12 @@ def test_a_bad_task_is_refused_before_anything_runs(write: Write, task: dict[str
     lines("data.jsonl")
     Path("empty.jsonl").write_text("")
     Path("gaps.jsonl").write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": ""}\n')
-    module("own_verifier", "NUMBER = 3\ndef judge(response, answer, row):\n    return 1\n")
+    own = (
+        "NUMBER = 3\ndef judge(response, answer, row):\n    return 1\ndef short(response, answer):\n    return 1\n"
+    )
+    module("own_verifier", own)
+    module("leaving_module", "import sys\nsys.exit(3)\n")
+    module("raising_module", "def __getattr__(name):\n    raise ValueError(f'no {name}')\n")
     module("broken_module", "undefined\ndef judge(response, answer, row):\n    return 1\n")
     module("needy_module", "import not_there\ndef judge(response, answer, row):\n    return 1\n")
     module("unparsed_module", "def judge(:\n")
@@ -283,6 +296,7 @@ def test_an_own_advantage_function_stands_in_for_baseline_and_scale(write: Write
     [
         ("halves", "advantage.function is 'halves', expected a dotted path as package.module:function."),
         ("own_advantage_b:halvs", "has no function 'halvs'; did you mean 'halves'?"),
+        ("own_advantage_b:other", "cannot be called with (rewards, present): too many positional arguments."),
         ("own_advantage_c:halves", "there is no module 'own_advantage_c'"),
     ],
 )
@@ -291,6 +305,14 @@ def test_a_bad_advantage_function_is_refused(write: Write, function: str, senten
     with pytest.raises(UserError) as caught:
         load_experiment(write({"rows": {"base": {"advantage": {"function": function}}}}))
     assert sentence in str(caught.value)
+
+
+def test_what_an_own_module_prints_is_no_part_of_the_output(write: Write, capsys: Any) -> None:
+    lines("data.jsonl")
+    module("talking_module", "print('hello')\ndef judge(response, answer, row):\n    return 1\n")
+    resolved(write, {**JSONL, "verifier": "talking_module:judge"})
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "hello\n"
 
 
 def test_the_source_of_an_own_function_is_part_of_the_training_digest(write: Write) -> None:

@@ -161,6 +161,10 @@ BAD_LINES = [
     ('{"question": "1 + 2?", "answer": null}\n', "line 1: has no answer under 'answer'"),
     ('{"question": "1 + 2?", "answer": " "}\n', "line 1: has no answer under 'answer'"),
     ('{"question": "1 + 2?", "answer": ["3"]}\n', "line 1: has no answer under 'answer'"),
+    ('{"question": "1 + 2?", "answer": NaN}\n', "line 1: has no answer under 'answer'"),
+    ('{"question": "1 + 2?", "answer": true}\n', "line 1: has no answer under 'answer'"),
+    (json.dumps(GOOD) + '\n{"question": "\\ud800?", "answer": "3"}\n', "line 2: holds half of a surrogate pair"),
+    ('{"question": "1 + 2?", "answer": "3 \\udfff"}\n', "line 1: holds half of a surrogate pair"),
     ('{"question": "", "answer": "3"}\n', "line 1: has no question under 'question'"),
     ('{"question": 3, "answer": "3"}\n', "line 1: has no question under 'question'"),
     ('{"question": ["a"], "answer": "3"}\n', "line 1: the question is a list, but not of messages"),
@@ -177,7 +181,7 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, content: str, sente
     path = tmp_path / "data.jsonl"
     path.write_text(content)
     with pytest.raises(UserError) as caught:
-        questions(settings(path))
+        questions(settings(path, verifier="exact" if "surrogate" in sentence else "last-number"))
     assert str(caught.value).startswith(f"{path}: ") and sentence in str(caught.value)
 
 
@@ -208,6 +212,38 @@ def test_other_bad_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"goes with task\.form chat alone"):
         rows = [{"question": [{"role": "user", "content": "2?"}], "answer": "2"}]
         questions(settings(write_lines(tmp_path / "chat.jsonl", rows), form="plain"))
+    with pytest.raises(UserError, match=r"chat\.jsonl: line 1: .* messages, which task\.template does not change"):
+        questions(settings(tmp_path / "chat.jsonl", template="{question} Be brief."))
+    with pytest.raises(UserError, match=r"cannot be read: File name too long\."):
+        questions(settings(tmp_path / f"{'a' * 300}.jsonl"))
+    with pytest.raises(UserError, match=r"^~nobody-of-this-name/a\.jsonl: there is no such file; "):
+        questions(settings(Path("~nobody-of-this-name/a.jsonl")))
+
+
+def test_tables_whose_values_are_no_texts_are_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    broken = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
+    columns = {
+        "no-utf8": (broken, "holds what cannot be read: 'utf-8' codec"),
+        "far": (pa.array([10**14], pa.timestamp("s")), "holds what cannot be read: "),
+        "bytes": (pa.array([b"4"]), "row 1: has no answer under 'answer'"),
+        "nan": (pa.array([float("nan")]), "row 1: has no answer under 'answer'"),
+    }
+    for name, (column, sentence) in columns.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"question": ["1?"], "answer": column}), path)
+        with pytest.raises(UserError) as caught:
+            questions(settings(path, verifier="exact"))
+        assert str(caught.value).startswith(f"{path}: {sentence}")
+
+
+def test_marks_of_byte_order_and_ends_of_lines_change_nothing(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", GSM8K).read_bytes()
+    (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n"))
+    one, other = (questions(settings(tmp_path / name, layout="gsm8k")) for name in ("a.jsonl", "b.jsonl"))
+    assert one.train == other.train and one.held_out == other.held_out
 
 
 def test_a_file_that_changed_since_the_row_was_resolved_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 
 from grpo_ablate.tasks.text.places import FORMATS, LAYOUTS
@@ -49,6 +52,10 @@ def test_the_format_of_r1_zero_is_a_thought_then_an_answer_and_nothing_else(
         (r"\boxed{4} and \boxed{5", "4"),
         (r"\boxed{}", ""),
         (r"\boxed{a\\}", r"a\\"),
+        (r"\\boxed{4}", "4"),  # a break of the line before it, or an escape too many
+        (r"} \boxed{4}", "4"),
+        (r"\boxed{\boxed{4} 5}", "4"),
+        (r"\boxed{3} \boxed{\boxed{4}", "4"),
         ("boxed{4}", None),
         ("", None),
     ],
@@ -56,6 +63,35 @@ def test_the_format_of_r1_zero_is_a_thought_then_an_answer_and_nothing_else(
 def test_a_box_holds_what_its_braces_hold(text: str, answer: str | None) -> None:
     assert FORMATS["boxed"].answer(text) == answer
     assert FORMATS["boxed"].kept(text) == (answer is not None)
+
+
+def test_boxes_are_those_that_counting_braces_finds() -> None:
+    """Each place where a box opens, and the first place at which as many braces have closed as opened."""
+    draws, pieces = random.Random(0), ["\\boxed{", "{", "}", "\\{", "\\}", "a"]
+    for _ in range(2000):
+        parts = draws.choices(pieces, k=draws.randint(1, 12))
+        found = None
+        for opening in (place for place, part in enumerate(parts) if part == "\\boxed{"):
+            for closing in range(opening + 1, len(parts)):
+                inside = parts[opening + 1 : closing]
+                if parts[closing] == "}" and inside.count("}") == inside.count("{") + inside.count("\\boxed{"):
+                    found = "".join(inside)
+                    break
+        assert LAYOUTS["math"]("".join(parts)) == found, parts
+
+
+def test_a_response_of_nothing_but_openings_takes_no_time() -> None:
+    """What a degenerate policy writes is read outside the verifier's time limit."""
+    began = time.process_time()
+    for text in (r"\boxed{" * 20_000, r"\boxed{1" * 20_000 + "}", "{" * 100_000, "\\" * 100_000):
+        FORMATS["boxed"].answer(text)
+    for text in (
+        "<think>" * 20_000,
+        "<think></think><answer>" * 10_000,
+        "<think></think><answer>" + " " * 99_999,
+    ):
+        FORMATS["think-answer"].kept(text)
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ def test_reasoning_gym_prompts_are_chats_or_follow_worked_questions() -> None:
         ({"parameters": {"seed": 3}}, "task.parameters: chain_sum has no parameter 'seed'; "),
         ({"parameters": {"min_terms": 5, "max_terms": 2}}, "task.parameters: chain_sum refuses them: "),
         ({"parameters": {"min_terms": "two"}}, "task.parameters: chain_sum refuses them: "),
+        ({"parameters": {"min_terms": 1.5}}, "task.parameters: no question 0 can be made with them: "),
         (
             {"dataset": "coin_flip", "parameters": {"min_trials": 2, "max_trials": 2}, "held_out": 50},
             "task.held_out is 50, but beside its 40 training prompts coin_flip gave ",
@@ -250,4 +251,11 @@ def test_a_chat_needs_a_template() -> None:
     task = Tokenized(Scripted(), byte_tokenizer())
     assert task.prompt_tokens(torch.tensor([0]))[1].tolist() == [11]
     with pytest.raises(UserError, match="has no chat template, which the task scripted needs"):
+        task.prompt_tokens(torch.tensor([1]))
+
+
+def test_a_template_that_refuses_a_role_is_named() -> None:
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    task = Tokenized(Scripted(), byte_tokenizer(chat_template=refusing + CHAT))
+    with pytest.raises(UserError, match=r"of policy\.model refuses messages of the roles system, user: no sys"):
         task.prompt_tokens(torch.tensor([1]))

@@ -19,6 +19,10 @@ from grpo_ablate.tasks.text.verifiers import Named, Options, Own
 MODULE = '''
 import ctypes, math, os, subprocess, sys, threading, time
 
+class Wordless(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
 def judge(response, answer, row):
     """Does what the response says."""
     if response == "sleep":
@@ -49,6 +53,10 @@ def judge(response, answer, row):
         threading.Timer(0.3, os._exit, [0]).start()
     if response in ("None", "nan", "inf", "text"):
         return {"None": None, "nan": math.nan, "inf": math.inf, "text": "0.5"}[response]
+    if response == "half a pair":
+        raise ValueError("\\ud800")
+    if response == "wordless":
+        raise Wordless
     if response == "row":
         return row["weight"]
     return response == answer
@@ -85,6 +93,8 @@ def test_each_failure_is_counted_with_its_reason_and_leaves_its_neighbours_alone
         "loop": "took longer than 0.5 s",
         "loop in C": "took longer than 0.5 s",
         "exit": "SystemExit: 0",
+        "half a pair": "ValueError: \\ud800",  # as text that every file takes
+        "wordless": "Wordless, whose message cannot be had",
         "die": "ended its process (exit code 3)",
         "abort": f"ended its process (signal {int(signal.SIGABRT)})",
     }

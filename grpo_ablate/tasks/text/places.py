@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _THINK_ANSWER = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
+_BRACE = re.compile(r"(?P<box>\\{1,2}f?boxed\s*\{)|(?P<escaped>\\.)|[{}]", re.DOTALL)
+
 # DeepSeek-AI 2025, DeepSeek-R1, table 1.
 R1_ZERO = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The "
@@ -39,14 +41,16 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"so \boxed{1}, no: $\boxed{\frac{1}{2}}$.")
     '\\frac{1}{2}'
     """
-    for found in reversed(list(re.finditer(r"\\f?boxed\s*\{", text))):
-        depth = 1
-        for place in range(found.end(), len(text)):
-            if text[place - 1] != "\\" or text[place - 2 : place] == "\\\\":
-                depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                return text[found.end() : place].strip()
-    return None
+    opened: list[int | None] = []  # where the content of each open box begins; None for other braces
+    begin, end = -1, -1
+    for found in _BRACE.finditer(text):
+        if found[0] == "}" and opened:
+            content = opened.pop()
+            if content is not None and content > begin:
+                begin, end = content, found.start()
+        elif found[0].endswith("{") and found["escaped"] is None:
+            opened.append(found.end() if found["box"] else None)
+    return text[begin:end].strip() if begin >= 0 else None
 
 
 def after_hashes(text: str) -> str | None:

@@ -6,6 +6,7 @@ Values are exact fractions, so that 0.1 is one tenth and equality needs no toler
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ DIGITS = 300  # of the longest number that is read
 _WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 _NUMBER = rf"(?:(?:{_WHOLE})(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?"
 _CURRENCY = "[$€£¥]"
-_PERCENT = r"\s{0,2}(?:%|percent\b|per cent\b)"
+_PERCENT = r"\s{0,2}(?:%|(?i:percent|per cent)\b)"
 _SCALES = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -22,60 +23,33 @@ _SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
+_SCALED = rf"(?P<scales>(?:\s(?i:{'|'.join(_SCALES)})s?\b)*)"
 
 _QUANTITY = re.compile(
     rf"(?P<sign>[-+])?\s?(?P<currency>{_CURRENCY})?\s?(?P<inner>[-+])?"
     rf"(?:(?P<whole>\d+) (?P<top>\d+)/(?P<bottom>\d+)|(?P<number>{_NUMBER})(?:\s?/\s?(?P<over>{_NUMBER}))?)"
-    rf"(?P<percent>{_PERCENT})?(?:\s(?P<scale>{'|'.join(_SCALES)})\b)?(?P<unit>.*)",
+    rf"(?P<percent>{_PERCENT})?{_SCALED}(?P<unit>.*)",
     re.DOTALL,
 )
-# The last run of digits with its separators; what is glued to a letter (x2, m^2, 3rd) is no number of its own.
+# The last run of digits with its separators; what is glued to a letter (x2, m^2, 3rd)
+# is no number of its own, and neither is what stands under a root.
 _RUN = re.compile(
-    rf"(?P<around>(?:(?<![\w)%])[-+])?(?:{_CURRENCY}[-+]?)?)(?<![A-Za-z_^\d])(?<!\d[.,])"
+    rf"(?P<around>(?:(?<![\w)%])[-+])?(?:{_CURRENCY}[-+]?)?)(?<![A-Za-z_^√\d])(?<!\d[.,])"
     r"(?P<run>\d+ \d+/\d[\d.,/]*|(?:(?<!\.)\.)?\d[\d.,]*(?:[eE][-+]?\d{1,3}\b)?(?: ?/ ?\.?\d[\d.,]*)*)"
-    rf"(?!st\b|nd\b|rd\b|th\b)(?P<percent>{_PERCENT})?(?:\s(?P<scale>{'|'.join(_SCALES)})\b)?(?P<power>\^)?"
+    rf"(?!st\b|nd\b|rd\b|th\b)(?P<percent>{_PERCENT})?{_SCALED}(?P<term>[\^√])?"
 )
 
-_UNIT = re.compile(r"(?:[^\W\d_²³](?:[²³-]|\^\d)?|[ °/$€£¥'.·])*")
-_SAYS_SOMETHING = re.compile(r"[^\W\d_²³]|[°$€£¥']")
+_UNIT = re.compile(r"(?:[^\W\d_²³](?:[²³-]|\^\d)?|[ °/$€£¥¢'.·])*")
+_SAYS_SOMETHING = re.compile(r"[^\W\d_²³]|[°$€£¥¢']")
 _LONGEST_UNIT = 4  # words
 # What follows a number and is no unit: it makes the number a term of a formula, or the text a sentence.
 _NO_UNITS = frozenset(
     [
-        "x",
-        "y",
-        "z",
-        "n",
-        "i",
-        "e",
-        "pi",
-        "π",
-        "k",
-        "b",
-        "bn",
-        "mn",
-        "plus",
-        "minus",
-        "times",
-        "more",
-        "less",
-        "than",
-        "or",
-        "and",
-        "not",
-        "is",
-        "are",
-        "was",
-        "were",
-        "if",
-        "to",
-        "but",
-        "because",
-        "so",
-        "then",
-        "therefore",
+        "x", "y", "z", "n", "i", "e", "pi", "π", "k", "b", "bn", "mn", "M", "T", "half", "halves", "third",
+        "thirds", "tenth", "tenths", "hundredth", "hundredths", "plus", "minus", "times", "more", "less", "than",
+        "or", "and", "not", "is", "are", "was", "were", "if", "to", "but", "because", "so", "then", "therefore",
     ]
-)
+)  # fmt: skip
 _UNIT_NAMES = {
     "$": "dollar", "usd": "dollar", "€": "euro", "eur": "euro", "£": "pound", "gbp": "pound",
     "¥": "yen", "¢": "cent",
@@ -90,16 +64,20 @@ _UNIT_NAMES = {
 }  # fmt: skip
 
 _LATEX = (
-    (re.compile(r"\\[dt]?frac\s*\{\s*(-?[\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}"), r" \1/\2"),
-    (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r" \1/\2"),
-    (re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\sqrt\s*(?:\[\d+\]\s*)?\{?"), "√"),
+    (re.compile(r"\\(?:f?boxed|text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?"), "°"),
-    (re.compile(r"\^\{(\d)\}"), r"^\1"),
+    (re.compile(r"([_^])\{(\d+)\}"), r"\1\2"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\([%$])"), r"\1"),
     (re.compile(r"\\[,!;: ]"), ""),
     (re.compile(r"\\(?:left|right|displaystyle)\b"), ""),
 )
+_FRAC = re.compile(
+    r"(?P<sign>[-+])?(?:(?P<whole>\d) *)?\\[dt]?frac\s*"
+    r"(?:\{\s*(?P<top>-?[\d.,]+)\s*\}\s*\{\s*(?P<bottom>[\d.,]+)\s*\}|(?P<one>\d)\s*(?P<other>\d))"
+)
+_VULGAR = re.compile(r"(?P<sign>[-+])?(?P<whole>\d)?(?P<vulgar>[¼-¾⅐-⅞])")
 _CHARACTERS = str.maketrans(
     {"\u2212": "-", "\u2013": "-", "\ufe63": "-", "\uff0d": "-", "\u2044": "/", "\u2215": "/", "\uff05": "%"}
 )
@@ -145,10 +123,10 @@ def last_number(text: str) -> Quantity | None:
     True
     """
     runs = list(_RUN.finditer(_plain(text)))
-    if not runs or runs[-1]["power"]:
+    if not runs or runs[-1]["term"]:
         return None
     run = runs[-1]
-    after = "".join(f" {run[part].strip()}" for part in ("percent", "scale") if run[part])
+    after = "".join(f" {run[part].strip()}" for part in ("percent", "scales") if run[part])
     found = _QUANTITY.fullmatch(f"{run['around']}{run['run'].rstrip('.,')}{after}")
     return None if found is None or found["unit"] else _valued(found, "")
 
@@ -173,10 +151,23 @@ def same(wanted: Quantity, said: Quantity, tolerance: float = 0.0) -> bool:
 def _plain(text: str) -> str:
     """Return a text with LaTeX, thin spaces and other minus signs written plainly."""
     text = _THIN.sub("", text.translate(_CHARACTERS))
+    text = _VULGAR.sub(_slashed, text)
     if "\\" in text or "{" in text:
+        text = _FRAC.sub(_slashed, text)
         for pattern, plain in _LATEX:
             text = pattern.sub(plain, text)
     return text
+
+
+def _slashed(found: re.Match[str]) -> str:
+    """Return a fraction of LaTeX or in one character as ``3/4``, its sign beside it, a whole number before it."""
+    parts = found.groupdict()
+    if "vulgar" in parts:
+        fraction = unicodedata.normalize("NFKC", parts["vulgar"]).translate(_CHARACTERS)
+    else:
+        fraction = f"{parts['top'] or parts['one']}/{parts['bottom'] or parts['other']}"
+    sign, whole = parts["sign"] or "", parts["whole"]
+    return f"{sign}{whole} {fraction}" if whole else f"{sign}{fraction}" if sign else f" {fraction}"
 
 
 def _bare(text: str) -> str:
@@ -198,7 +189,7 @@ def _unit(text: str, currency: str | None) -> str | None:
     if len(text) > 60 or _UNIT.fullmatch(text) is None or _SAYS_SOMETHING.search(text) is None:
         return None
     words = text.casefold().replace("^2", "²").replace("^3", "³").replace(" per ", "/").split()
-    if len(words) > _LONGEST_UNIT or _NO_UNITS & set(words):
+    if len(words) > _LONGEST_UNIT or _NO_UNITS & {*words, *text.split()}:
         return None
     spelt = " ".join("/".join(_word(part) for part in word.split("/")) for word in words)
     return spelt if currency is None or spelt == _word(currency) else None
@@ -226,7 +217,8 @@ def _valued(found: re.Match[str], unit: str) -> Quantity | None:
         return None
     if "-" in (found["sign"], found["inner"]):
         value = -value
-    value *= _SCALES.get(found["scale"] or "", 1)
+    for scale in found["scales"].casefold().split():
+        value *= _SCALES[scale.removesuffix("s")]
     percent = found["percent"] is not None
     return Quantity(value / 100 if percent else value, percent, unit)
 

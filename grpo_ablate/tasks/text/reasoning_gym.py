@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from importlib import metadata
 from typing import Any
@@ -45,12 +44,12 @@ class ReasoningGym:
         self.settings = settings
         self.prompt_count, self.held_out_count = settings.train_prompts, settings.held_out
         train = data_set(settings, "train", settings.train_prompts)
-        self.entries = [train[number] for number in range(settings.train_prompts)]
-        self.entries += held_out(settings, {entry["question"] for entry in self.entries})
+        self.entries = [entry(train, number) for number in range(settings.train_prompts)]
+        self.entries += held_out(settings, {one["question"] for one in self.entries})
         self.shots, self.stop = "", tuple[str, ...]()
         if settings.form == "few-shot":
             made = data_set(settings, "shots", max(1, settings.shots))
-            shots = [made[number] for number in range(settings.shots)]
+            shots = [entry(made, number) for number in range(settings.shots)]
             self.shots = "".join(f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n" for shot in shots)
             several_lines = any("\n" in str(shot["answer"]) for shot in shots)
             self.stop = ("\nQuestion:",) if several_lines else ("\n",)
@@ -118,15 +117,27 @@ def data_set(settings: ReasoningGymTask, part: str, size: int) -> Any:
         ) from None
 
 
+def entry(made: Any, number: int) -> Entry:
+    """Return an entry of a data set. Raises UserError where its parameters let none be made."""
+    try:
+        return dict(made[number])
+    except Exception as error:  # what its parameters let go wrong
+        raise UserError(
+            f"task.parameters: no question {number} can be made with them: {type(error).__name__}: {error}."
+        ) from None
+
+
 def held_out(settings: ReasoningGymTask, trained: set[str]) -> list[Entry]:
     """Return entries whose questions do not train and differ from one another.
 
     Raises UserError where the data set has too few different questions.
     """
     found: dict[str, Entry] = {}
-    for entry in _entries(data_set(settings, "held-out", TRIES * settings.held_out)):
-        if entry["question"] not in trained:
-            found.setdefault(entry["question"], entry)
+    made = data_set(settings, "held-out", TRIES * settings.held_out)
+    for number in range(len(made)):
+        one = entry(made, number)
+        if one["question"] not in trained:
+            found.setdefault(one["question"], one)
         if len(found) == settings.held_out:
             return list(found.values())
     raise UserError(
@@ -150,7 +161,3 @@ def _registry() -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     return DATASETS
-
-
-def _entries(made: Any) -> Iterator[Entry]:
-    return (made[number] for number in range(len(made)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +20,11 @@ from grpo_ablate.errors import UserError
 from grpo_ablate.policies.huggingface.loading import DTYPES, context_length, device_of, without_dropout
 from grpo_ablate.rng import Keys, Purpose
 from grpo_ablate.spec.model_files import fingerprint
+from grpo_ablate.spec.paths import named_path
 from grpo_ablate.spec.schema import HuggingFacePolicy, Reward, Spec
 from grpo_ablate.tasks.protocol import Scores
 from grpo_ablate.tasks.text.protocol import Fault, Prompt
-from grpo_ablate.tasks.text.tokenized import Tokenized
+from grpo_ablate.tasks.text.tokenized import Tokenized, with_template
 
 COMPONENT = "model"
 TOKENS = 16384  # of one forward pass, filling included; one response at least
@@ -52,14 +52,18 @@ class RewardModel:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         self.settings, self.device = settings, device
-        folder = Path(settings.model).expanduser()
+        folder = named_path(settings.model)
         if settings.model_digest not in ("", fingerprint(folder)):
             raise UserError(f"reward.model: the files in {folder} have changed since the row was resolved.")
         try:
-            config = without_dropout(AutoConfig.from_pretrained(folder))
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+            config = without_dropout(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, dtype=DTYPES[settings.model_dtype], output_loading_info=True
+                folder,
+                config=config,
+                dtype=DTYPES[settings.model_dtype],
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         except Exception as error:  # transformers and tokenizers raise what they please
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -87,7 +91,7 @@ class RewardModel:
             return list(self.tokenizer(prompt + response)["input_ids"])
         messages = [*prompt, {"role": "assistant", "content": response}]
         if self.tokenizer.chat_template:
-            return list(self.tokenizer.apply_chat_template(messages, return_dict=False))
+            return with_template(self.tokenizer, messages, "reward.model")
         text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
         return list(self.tokenizer(text)["input_ids"])
 

@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from grpo_ablate.errors import UserError, nearest
+from grpo_ablate.spec.paths import named_path
 from grpo_ablate.spec.schema import JsonlTask
 from grpo_ablate.tasks.text.places import LAYOUTS
 from grpo_ablate.tasks.text.protocol import Prompt
@@ -50,7 +52,7 @@ def questions(settings: JsonlTask) -> Questions:
     when a file grows. Raises UserError for a file that is missing, empty or of another form, for a row without
     question or answer, and where nothing is left to train on or to measure.
     """
-    paths = [Path(path).expanduser() for path in (settings.path, settings.held_out_path) if path]
+    paths = [named_path(path) for path in (settings.path, settings.held_out_path) if path]
     for path in paths:
         _check(path)
     return _questions(
@@ -94,7 +96,11 @@ def _place(question: Question) -> float:
 def _check(path: Path) -> None:
     if path.suffix.lower() not in KINDS:
         raise UserError(f"{path}: expected a file that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    if not there:
         near = [other.name for other in path.parent.glob("*") if other.suffix.lower() in KINDS]
         offer = nearest(path.name, near) if near else f"{path.parent} has no such files."
         raise UserError(f"{path}: there is no such file; {offer}")
@@ -136,7 +142,11 @@ def _parquet(path: Path, content: bytes) -> Iterable[tuple[str, dict[str, Any]]]
         table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except (pa.ArrowException, OSError):
         raise UserError(f"{path}: is no Parquet file.") from None
-    for number, row in enumerate(table.to_pylist(), 1):
+    try:
+        rows = table.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path}: holds what cannot be read: {error}.") from None
+    for number, row in enumerate(rows, 1):
         yield f"row {number}", row
 
 
@@ -149,10 +159,14 @@ def _question(row: dict[str, Any], where: str, settings: JsonlTask) -> Question:
             raise UserError(f"{where}: the question is a list of messages, which goes with task.form chat alone.")
         if not asked or not all(_is_message(part) for part in asked):
             raise UserError(f"{where}: the question is a list, but not of messages with a role and a content.")
+        if settings.template != "{question}":
+            raise UserError(
+                f"{where}: the question is a list of messages, which task.template does not change: leave it out."
+            )
         asked = [{"role": part["role"], "content": part["content"]} for part in asked]
     elif not isinstance(asked, str) or not asked.strip():
         raise UserError(f"{where}: has no question under '{settings.question}': expected a text.")
-    if answered is None or isinstance(answered, dict | list) or not str(answered).strip():
+    if not _is_answer(answered):
         raise UserError(f"{where}: has no answer under '{settings.answer}': expected a text or a number.")
     answer = LAYOUTS[settings.layout](str(answered))
     if answer is None:
@@ -163,6 +177,10 @@ def _question(row: dict[str, Any], where: str, settings: JsonlTask) -> Question:
             f"{where}: the answer '{' '.join(answer.split())[:80]}' is no number, but task.verifier is "
             f"{settings.verifier}."
         )
+    try:
+        json.dumps([asked, answer], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: holds half of a surrogate pair, as \\ud800, which is no character.") from None
     return Question(asked, answer, row)
 
 
@@ -176,6 +194,13 @@ def _at(row: dict[str, Any], key: str, where: str, setting: str) -> Any:
             raise UserError(f"{where}: has no key '{key}' ({setting}); {offer}")
         value = value[part]
     return value
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether a value is a text that is not blank, or a number that is not NaN."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and value == value
 
 
 def _is_message(part: Any) -> bool:

@@ -10,9 +10,20 @@ from torch import Tensor
 
 from grpo_ablate.errors import UserError
 from grpo_ablate.tasks.protocol import Scores
-from grpo_ablate.tasks.text.protocol import Fault, Prompt, TextTask
+from grpo_ablate.tasks.text.protocol import Fault, Message, Prompt, TextTask
 
 NO_ANSWER = -1
+
+
+def with_template(tokenizer: Any, messages: list[Message], key: str, **settings: Any) -> list[int]:
+    """Return the tokens of chat messages. Raises UserError that names ``key`` where the template refuses them."""
+    from jinja2.exceptions import TemplateError
+
+    try:
+        return list(tokenizer.apply_chat_template(messages, return_dict=False, **settings))
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise UserError(f"the chat template of {key} refuses messages of the roles {roles}: {error}.") from None
 
 
 class Tokenized:
@@ -54,7 +65,7 @@ class Tokenized:
                 f"the tokenizer of policy.model has no chat template, which the task {self.text.name} needs in "
                 "task.form chat: choose another form, or a model that was trained on chats."
             )
-        return list(self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        return with_template(self.tokenizer, prompt, "policy.model", add_generation_prompt=True)
 
     def prompt_tokens(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens int64 [..., P] of ``prompts`` int64 [...], padded on the right, and lengths [...]."""

@@ -61,5 +61,14 @@ def _called(function: Any, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
     try:
         return True, function(*arguments)
     except BaseException as error:  # whatever a user's function raises, sys.exit included
-        name = type(error).__name__
-        return False, str(error) if name in ("NoVerdictError", "UserError") else f"{name}: {error}"[:500]
+        return False, _reason(error)
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a call failed as a text that every file takes, whatever the error makes of itself."""
+    name = type(error).__name__
+    try:
+        said = str(error).encode(errors="backslashreplace").decode()
+    except Exception:
+        return f"{name}, whose message cannot be had"
+    return said if name in ("NoVerdictError", "UserError") else f"{name}: {said}"[:500]
