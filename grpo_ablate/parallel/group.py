@@ -23,9 +23,8 @@ Value = TypeVar("Value")
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # A process may wait for another's evaluation; one that died is noticed by its closed connection.
 PATIENCE = timedelta(hours=12)
-BACKWARD = timedelta(
-    hours=1
-)  # between the first process that has its gradients and the last; a GPU notices nothing
+# Between the first process that has its gradients and the last: a GPU notices nothing.
+BACKWARD = timedelta(hours=1)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from grpo_ablate.errors import UserError
 from grpo_ablate.parallel.group import Group, joined
 from grpo_ablate.runs.devices import leased
 from grpo_ablate.runs.start_files import Begin, found_start
-from grpo_ablate.runs.stopping import StopRequest
+from grpo_ablate.runs.stopping import StopRequest, stop_requests
 from grpo_ablate.spec.cells import Cell, trained_cells
 from grpo_ablate.spec.identity import canonical_json, from_canonical, parse_spec, spec_hash
 from grpo_ablate.spec.resolve import find_row
@@ -42,20 +42,33 @@ def train_command(arguments: argparse.Namespace) -> int:
     with joined() as group:
         if group.count > 1:
             return _train_shares(arguments, cells, group)
-        if arguments.row is not None and arguments.dump_round is None:  # the workflow records it at its start
-            from grpo_ablate.analysis.planned import record_plan
-
-            record_plan(find_row(arguments.row)[0], arguments.results)
-        with leased(_gpus(arguments), StopRequest(arguments.stop_with_parent).pending) as devices:
-            if len(devices) > 1:
-                return _launch(arguments, cells, len(devices))
-            if arguments.row is not None:  # a row's first run trains what it begins from
-                for start in starts(cells):
-                    if found_start(arguments.results, start) is None:
-                        _train_start(arguments, start)
-            for cell in cells:
-                _train_cell(arguments, cell)
+    gpus = _gpus(arguments)
+    if gpus > 1:
+        _refuse_shares(cells)
+    if arguments.dump_round is not None:
+        with leased(gpus):
+            _train_cell(arguments, cells[0], StopRequest())
+        return 0
+    _record_plan(arguments)
+    with stop_requests(arguments.stop_with_parent) as request, leased(gpus, request.pending) as devices:
+        if len(devices) > 1:
+            return _launch(arguments, cells, len(devices), request)
+        if arguments.row is not None:  # a row's first run trains what it begins from
+            for start in starts(cells):
+                if found_start(arguments.results, start) is None:
+                    request.heed("the warm start")
+                    _train_start(arguments, start)
+        for cell in cells:
+            _train_cell(arguments, cell, request)
     return 0
+
+
+def _record_plan(arguments: argparse.Namespace) -> None:
+    """Record what a row's experiment is before it is trained; the workflow does so at its start."""
+    if arguments.row is not None:
+        from grpo_ablate.analysis.planned import record_plan
+
+        record_plan(find_row(arguments.row)[0], arguments.results)
 
 
 def _gpus(arguments: argparse.Namespace) -> int:
@@ -69,13 +82,14 @@ def _gpus(arguments: argparse.Namespace) -> int:
     return wanted if arguments.dump_round is None else min(1, wanted)
 
 
-def _train_cell(arguments: argparse.Namespace, cell: Cell) -> None:
-    """Train a block of seeds in this process."""
+def _train_cell(arguments: argparse.Namespace, cell: Cell, request: StopRequest) -> None:
+    """Train a block of seeds in this process, unless there is a reason to stop."""
     from grpo_ablate.runs.train import train
 
     spec = from_canonical(cell.spec_json)
     begin = _begin(arguments, cell, spec)
     folder, scratch = _folders(arguments, cell)
+    request.heed(f"seeds {cell.first_seed}-{cell.last_seed}")  # the import of torch takes its time
     with _stream(arguments, cell, spec) as listener:
         train(
             spec,
@@ -91,12 +105,12 @@ def _train_cell(arguments: argparse.Namespace, cell: Cell) -> None:
         )
 
 
-def _launch(arguments: argparse.Namespace, cells: list[Cell], count: int) -> int:
+def _launch(arguments: argparse.Namespace, cells: list[Cell], count: int, request: StopRequest) -> int:
     """Train the blocks of seeds one after the other, each by ``count`` processes; return the exit code."""
     from grpo_ablate.parallel.launch import launch
 
     for cell in cells:
-        _refuse_shares(cell)
+        request.heed(f"seeds {cell.first_seed}-{cell.last_seed}")
         options = [] if arguments.stream is None else ["--stream", arguments.stream]
         code = launch(
             count,
@@ -105,6 +119,7 @@ def _launch(arguments: argparse.Namespace, cells: list[Cell], count: int) -> int
                 "--seeds", f"{cell.first_seed}-{cell.last_seed}", "--results", str(arguments.results),
                 "--stop-with-parent", *options,
             ],
+            request.pending,
         )  # fmt: skip
         if code:
             return code
@@ -117,26 +132,30 @@ def _train_shares(arguments: argparse.Namespace, cells: list[Cell], group: Group
 
     if arguments.dump_round is not None:
         raise UserError("--dump-round: follows a run in one process; start it without torchrun.")
-    for cell in cells:
-        _refuse_shares(cell)
-        spec = from_canonical(cell.spec_json)
-        stream = _stream(arguments, cell, spec) if group.first else nullcontext()
-        with leased(0), stream as listener:
-            train_together(
-                group,
-                spec,
-                range(cell.first_seed, cell.last_seed + 1),
-                *_folders(arguments, cell),
-                testbed=cell.testbed,
-                stop_with_parent=arguments.stop_with_parent,
-                on_evaluation=listener,
-            )
+    if arguments.gpus is not None:
+        raise UserError(f"--gpus {arguments.gpus}: torchrun says which GPU a process has; leave it out.")
+    _refuse_shares(cells)
+    if group.first:
+        _record_plan(arguments)
+    with stop_requests(arguments.stop_with_parent, once=True), leased(0):
+        for cell in cells:
+            spec = from_canonical(cell.spec_json)
+            with _stream(arguments, cell, spec) if group.first else nullcontext() as listener:
+                train_together(
+                    group,
+                    spec,
+                    range(cell.first_seed, cell.last_seed + 1),
+                    *_folders(arguments, cell),
+                    testbed=cell.testbed,
+                    stop_with_parent=arguments.stop_with_parent,
+                    on_evaluation=listener,
+                )
     return 0
 
 
-def _refuse_shares(cell: Cell) -> None:
-    """Raise UserError where a run cannot be divided over processes."""
-    policy = from_canonical(cell.spec_json).policy.name
+def _refuse_shares(cells: list[Cell]) -> None:
+    """Raise UserError where runs cannot be divided over processes: those of one row, or of a cell."""
+    policy = from_canonical(cells[0].spec_json).policy.name
     if policy != "huggingface":
         raise UserError(
             f"policy.name is {policy}, but only a pretrained model (huggingface) is trained by several processes."

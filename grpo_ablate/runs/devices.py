@@ -7,7 +7,7 @@ other; those that may use the same devices queue, so that a job that wants many 
 
 from __future__ import annotations
 
-import csv
+import errno
 import fcntl
 import hashlib
 import os
@@ -44,13 +44,14 @@ class Device:
 def installed() -> tuple[Device, ...]:
     """Return the GPUs that the driver shows to this process, whatever CUDA_VISIBLE_DEVICES says."""
     try:
-        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(QUERY, capture_output=True, errors="replace", timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
+    rows = [[entry.strip() for entry in line.split(",")] for line in done.stdout.splitlines()]
     return tuple(
         Device(index, uuid, name, int(memory) * 2**20 if memory.isdecimal() else 0)
         for index, uuid, name, memory in (row for row in rows if len(row) == len(Device.__dataclass_fields__))
+        if index.isdecimal() and uuid.startswith("GPU-")  # one that fell off the bus has neither
     )
 
 
@@ -104,10 +105,9 @@ def leased(count: int, stop: Callable[[], str | None] = lambda: None) -> Iterato
     handles: list[int] = []
     try:
         chosen = _take(usable, count, folder, handles, stop)
-        changes = {VISIBLE: ",".join(device.address for device in chosen), HELD: _paths(chosen, folder)}
-        if setting is None:  # the driver's own order, which is not CUDA's where devices differ
-            changes[ORDER] = "PCI_BUS_ID"
-        with _environment(changes):
+        addresses = ",".join(device.address for device in chosen)
+        # A number means to CUDA what it means to the driver only in the driver's own order.
+        with _environment({VISIBLE: addresses, ORDER: "PCI_BUS_ID", HELD: _paths(chosen, folder)}):
             yield chosen
     finally:
         for handle in handles:
@@ -161,7 +161,10 @@ def _take(
     usable: Sequence[Device], count: int, folder: Path, handles: list[int], stop: Callable[[], str | None]
 ) -> tuple[Device, ...]:
     """Lock ``count`` of the devices once so many are free; ``handles`` gets the descriptors of the locks."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(folder, error.strerror) from None
     _open_to_all(folder, 0o1777)
     alike = hashlib.sha256("\n".join(sorted(device.uuid for device in usable)).encode()).hexdigest()[:16]
     with _open(folder / f"queue-{alike}") as queue, _open(folder / "mutex") as mutex:
@@ -249,18 +252,23 @@ def _opened(path: Path) -> int:
         except (FileNotFoundError, FileExistsError, PermissionError):
             continue
         except OSError as error:
-            raise UserError(f"{path}: the lease of a GPU cannot be opened: {error.strerror}.") from None
+            raise _unusable(path, error.strerror) from None
         if flags & os.O_CREAT:
             _open_to_all(path, 0o666)
         return handle
-    raise UserError(f"{path}: the lease of a GPU cannot be written; name another folder in {FOLDER}.")
+    raise _unusable(path, os.strerror(errno.EACCES))
+
+
+def _unusable(path: Path, reason: str | None) -> UserError:
+    """Return the error of a lease, or of their folder, that cannot be opened or made."""
+    return UserError(f"{path}: GPUs cannot be leased there: {reason}; name another folder in {FOLDER}.")
 
 
 def _open_to_all(path: Path, mode: int) -> None:
     """Give a file or folder that mode, where it is ours to give."""
     try:
         path.chmod(mode)
-    except PermissionError:
+    except OSError:  # another user's, or on a disk that cannot be written
         return
 
 

@@ -75,10 +75,15 @@ def cluster(folder: Path, gpus: int = 0) -> Iterator[dict[str, str]]:
         "PATH": f"{folder}/bin{os.pathsep}{_path()}",
         "SLURM_CONF": f"{folder}/slurm.conf",
     }
-    # Snakemake's plugin calls srun without the environment's SLURM variables.
-    srun = folder / "bin/srun"
-    srun.write_text(f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun", path=_path())} "$@"\n')
-    srun.chmod(0o755)
+    # Snakemake's plugin calls srun without the environment's SLURM variables. It asks scontrol how long finished
+    # jobs are remembered: were that slow once, it would turn to sacct, and wait for ever where there is none.
+    srun, scontrol = (shutil.which(name, path=_path()) for name in ("srun", "scontrol"))
+    for name, script in {
+        "srun": f'SLURM_CONF={folder}/slurm.conf exec {srun} "$@"',
+        "scontrol": f'[ "$*" = "show config" ] && exec grep MinJobAge {folder}/slurm.conf\nexec {scontrol} "$@"',
+    }.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "bin" / name).chmod(0o755)
     munge = ["--foreground", "--force", f"--key-file={key}", *_munge_files(folder)]
     started: list[subprocess.Popen[bytes]] = []
     try:

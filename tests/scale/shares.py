@@ -6,6 +6,7 @@ The table of logits in float64 with one member and with three, the stacked trans
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +24,7 @@ from training_specs import DEMANDING, demanding
 
 from grpo_ablate.algorithm.loop import Loop
 from grpo_ablate.algorithm.packing import pack
+from grpo_ablate.algorithm.records import Steps
 from grpo_ablate.parallel.group import Group, joined
 from grpo_ablate.parallel.policy import DividedPolicy, FirstScores
 from grpo_ablate.policies.huggingface.loading import DTYPES
@@ -31,6 +33,7 @@ from grpo_ablate.policies.stacked.policy import Stacked
 from grpo_ablate.policies.tabular import Tabular
 from grpo_ablate.rng import Keys
 from grpo_ablate.spec.schema import Evaluation, Kl, Optimizer, Reward, Spec, Update
+from grpo_ablate.tasks.protocol import Scores
 from grpo_ablate.tasks.registry import make_task
 
 # Name -> which of ``slots`` groups the process ``rank`` of two works on.
@@ -41,19 +44,26 @@ SHARES = {
     "all and none": lambda rank, slots: torch.full((slots,), rank == 0),
 }
 # Random weights give no right answer; rewards that are random numbers teach all the same.
-COLD = {"policy": warm(steps=0), "reward": {"transform": "random"}}
+COLD = {
+    "policy": warm(steps=0),
+    "reward": {"transform": "random"},
+    "optimizer": {"name": "sgd", "learning_rate": 0.1},  # AdamW makes a step of what rounding leaves of a 0
+}
 LANGUAGE: dict[str, dict[str, Any]] = {
     "token-mean, masked": {
         "update": {"reduction": "token-mean", "entropy_coefficient": 0.01},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3},
         "reward": {"overlong": "mask", "masked_in_denominator": False},
     },
-    "sequence ratio, batch statistics": {
+    "sequence ratio, batch statistics, missing rewards": {
         "update": {"surrogate": "sequence", "staleness": 1},
         "advantage": {"baseline": "batch", "scale": "batch-std", "eps": 1e-4},
+        "reward": {"transform": "identity"},
     },
     "exact KL, process supervision": {
         "kl": {"beta": 0.1, "estimator": "exact", "refresh_reference": 2},
         "advantage": {"supervision": "process"},
+        "reward": {"transform": "identity"},
     },
     "KL in the reward, top-p": {
         "kl": {"beta": 0.1, "place": "reward-before"},
@@ -65,6 +75,44 @@ LANGUAGE: dict[str, dict[str, Any]] = {
         "reward": {"transform": "identity"},
         "update": {"minibatches": 3},
     },
+}
+
+
+class Stepped:
+    """A task that takes the first and the last token of a response for steps, and their numbers for scores."""
+
+    def __init__(self, task: Any):
+        self.task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def score(self, prompts: Tensor, tokens: Tensor, token: Tensor) -> Scores:
+        length = token.sum(-1)
+        end = torch.stack([torch.zeros_like(length), (length - 1).clamp(min=0)], -1)
+        steps = Steps(end, tokens.gather(-1, end).double() % 5, (length > 1)[..., None].expand_as(end))
+        return replace(self.task.score(prompts, tokens, token), steps=steps)
+
+
+class Unsure:
+    """A task whose reward is the first token's number, and nothing at all where that is 0 modulo 4."""
+
+    def __init__(self, task: Any):
+        self.task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def score(self, prompts: Tensor, tokens: Tensor, token: Tensor) -> Scores:
+        number = tokens[..., 0].double()
+        missing = number % 4 == 0
+        return replace(self.task.score(prompts, tokens, token), reward=torch.where(missing, torch.nan, number % 5))
+
+
+# Of untrained models, which give no right answer and no right step.
+TASKS = {
+    "transformer: exact KL, process supervision": Stepped,
+    "transformer: sequence ratio, batch statistics, missing rewards": Unsure,
 }
 
 
@@ -129,19 +177,22 @@ NAMES = [
 POLICIES: dict[str, Any] = {"tabular": DivisibleTabular, "stacked": DivisibleStacked, "huggingface": HuggingFace}
 
 
-def trained(spec: Spec, seeds: list[int], group: Group | None = None, share: str = "") -> dict[str, Any]:
+def trained(
+    name: str, spec: Spec, seeds: list[int], group: Group | None = None, share: str = ""
+) -> dict[str, Any]:
     """Train; return the columns of the record, the parameters, and what was drawn and learned in each step.
 
     A pretrained model computes its forward pass in float64 here: what rounding does to float32 depends on which
     responses share a microbatch, and is as large as the differences that are looked for.
     """
     with patch.dict(DTYPES, float32=torch.float64):
-        return _trained(spec, seeds, group, share)
+        return _trained(name, spec, seeds, group, share)
 
 
-def _trained(spec: Spec, seeds: list[int], group: Group | None, share: str) -> dict[str, Any]:
+def _trained(name: str, spec: Spec, seeds: list[int], group: Group | None, share: str) -> dict[str, Any]:
     keys = Keys(torch.tensor(seeds), spec.sampling.random_key)
     task: Any = Small() if spec.policy.name == "huggingface" else make_task(spec.task)
+    task = TASKS.get(name, lambda task: task)(task)
     own: Any = POLICIES[spec.policy.name](spec, task, keys)
     gradients: list[Tensor] = []
     plain_step = own.step
@@ -174,7 +225,7 @@ def main() -> None:
     with joined() as group:
         torch.set_num_threads(1)
         found = {
-            (name, share): trained(spec, seeds, group, share)
+            (name, share): trained(name, spec, seeds, group, share)
             for name, (spec, seeds) in cases(folder / "model").items()
             for share in SHARES
         }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,11 @@ with leased(int(sys.argv[1])) as devices:
 class Job:
     """A process that holds devices until it is told to end."""
 
-    def __init__(self, environment: dict[str, str], count: int = 1):
+    def __init__(self, environment: dict[str, str], count: int = 1, umask: int = -1):
         self.process = subprocess.Popen(
             [sys.executable, "-c", JOB, str(count)],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment, umask=umask, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         os.set_blocking(self.process.stdout.fileno(), False)
 
@@ -190,6 +193,8 @@ def test_a_request_to_stop_ends_the_wait(tmp_path: Path, jobs: list[Job], monkey
         (2, 3, None, r"--gpus 3: 2 GPUs on this machine; ask for fewer"),
         (4, 2, "3", r"--gpus 2: 1 GPU left by CUDA_VISIBLE_DEVICES=3; ask for fewer"),
         (4, 1, "", r"--gpus 1: 0 GPUs left by CUDA_VISIBLE_DEVICES=; ask for fewer"),
+        (4, 1, "2,2", r"--gpus 1: 0 GPUs left by CUDA_VISIBLE_DEVICES=2,2; ask for fewer"),
+        (4, 3, f"{uuid(1)},{uuid(3)}", r"--gpus 3: 2 GPUs left by CUDA_VISIBLE_DEVICES=GPU-"),
     ],
 )
 def test_more_devices_than_there_are_is_a_sentence(
@@ -205,6 +210,85 @@ def test_more_devices_than_there_are_is_a_sentence(
         pytest.fail("leased what there is not")
 
 
+def folder_in_the_way(path: Path) -> str:
+    path.write_text("")
+    return str(path)
+
+
+def folder_below_a_file(path: Path) -> str:
+    path.write_text("")
+    return str(path / "leases")
+
+
+def folder_of_links(path: Path) -> str:
+    path.mkdir()
+    (path / uuid(0)).symlink_to(path / "elsewhere")
+    return str(path)
+
+
+@pytest.mark.parametrize("made", [folder_in_the_way, folder_below_a_file, folder_of_links])
+def test_a_folder_in_which_no_lease_can_be_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], str]
+) -> None:
+    monkeypatch.setenv("PATH", fake_machine(tmp_path, 1)["PATH"])
+    monkeypatch.setenv(FOLDER, made(tmp_path / "place"))
+    monkeypatch.delenv(VISIBLE, raising=False)
+    sentence = rf"place.*: GPUs cannot be leased there: [A-Z].*; name another folder in {FOLDER}\.$"
+    with pytest.raises(UserError, match=sentence), leased(1):
+        pytest.fail("leased without a lease")
+
+
+def test_leases_are_made_for_all_users_whatever_the_umask(tmp_path: Path, jobs: list[Job]) -> None:
+    environment = fake_machine(tmp_path, 1)
+    jobs.append(Job(environment, umask=0o077))
+    served(jobs, 1)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "leases").iterdir()}
+    assert uuid(0) in modes and set(modes.values()) == {0o666}
+    assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, flags: int) -> None:
+    """Let this process be one that may not open files with any of these flags."""
+    plain = os.open
+
+    def refusing(path: Path, wanted: int, mode: int = 0o777) -> int:
+        if wanted & flags:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path, wanted, mode)
+
+    monkeypatch.setattr("grpo_ablate.runs.devices.os.open", refusing)
+
+
+def test_a_lease_that_another_user_made_unwritable_is_held_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: list[Job]
+) -> None:
+    environment = fake_machine(tmp_path, 1)
+    for name in ("PATH", FOLDER):
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.delenv(VISIBLE, raising=False)
+    with leased(1):
+        pass  # the files are there
+    refuse(monkeypatch, os.O_RDWR)
+    with leased(1):
+        jobs.append(Job(environment))
+        time.sleep(0.5)
+        assert jobs[0].devices() is None
+    served(jobs, 1)
+
+
+def test_a_folder_that_this_user_cannot_write_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = fake_machine(tmp_path, 1)
+    for name in ("PATH", FOLDER):
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.delenv(VISIBLE, raising=False)
+    refuse(monkeypatch, os.O_CREAT)
+    sentence = r"queue-\w+: GPUs cannot be leased there: Permission denied; name another folder in "
+    with pytest.raises(UserError, match=sentence), leased(1):
+        pytest.fail("leased without a lease")
+
+
 def test_the_environment_is_as_before_after_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = fake_machine(tmp_path, 2)
     monkeypatch.setenv("PATH", environment["PATH"])
@@ -213,8 +297,9 @@ def test_the_environment_is_as_before_after_a_lease(tmp_path: Path, monkeypatch:
     monkeypatch.delenv(ORDER, raising=False)
     with leased(1) as devices:
         assert [device.uuid for device in devices] == [uuid(1)]
-        assert os.environ[VISIBLE] == "1" and os.environ[HELD].endswith(uuid(1)) and ORDER not in os.environ
-    assert os.environ[VISIBLE] == "1" and HELD not in os.environ
+        assert os.environ[VISIBLE] == "1" and os.environ[HELD].endswith(uuid(1))
+        assert os.environ[ORDER] == "PCI_BUS_ID"  # else CUDA may count the devices otherwise, fastest first
+    assert os.environ[VISIBLE] == "1" and HELD not in os.environ and ORDER not in os.environ
     with leased(0) as devices:
         assert devices == () and os.environ[VISIBLE] == "1"
 
@@ -229,6 +314,8 @@ def test_devices_are_read_as_nvidia_smi_prints_them(tmp_path: Path, monkeypatch:
         Device("0", "GPU-1f", "NVIDIA H200", 143771 * 2**20),
         Device("1", "GPU-2e", "GB10", 0),
     )
+    script.write_text("#!/bin/sh\nprintf '0, GPU-1f, \\377, 5\\n[N/A], [Unknown Error], [N/A], [N/A]\\n'\n")
+    assert installed() == (Device("0", "GPU-1f", "\ufffd", 5 * 2**20),)
     script.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     assert installed() == ()
 

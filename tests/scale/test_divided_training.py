@@ -38,7 +38,7 @@ def divided(folder: Path) -> list[dict[tuple[str, str], Found]]:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Found]:
     """What one process computes with nothing of this in between."""
-    return {name: trained(*case) for name, case in cases(folder / "model").items()}
+    return {name: trained(name, *case) for name, case in cases(folder / "model").items()}
 
 
 def assert_close(first: Tensor, second: Tensor, what: str, tolerance: float = 1e-6) -> None:
@@ -98,6 +98,11 @@ def test_the_cases_really_learn(alone) -> None:
     for name, found in alone.items():
         assert max(float(gradient.abs().max()) for gradient in found["gradients"]) > 1e-4, name
         assert found["columns"]["train/gradient_norm"].nan_to_num().max() > 1e-4, name
+
+
+def test_the_rewards_that_should_be_missing_are(alone) -> None:
+    column = alone["transformer: sequence ratio, batch statistics, missing rewards"]["columns"]
+    assert column["train/reward_missing"].nan_to_num().sum() > 0
 
 
 def test_parts_of_different_widths_are_put_together_slot_by_slot() -> None:

@@ -45,19 +45,9 @@ main(sys.argv[2:])
 """
 
 
-def cell(rounds: int = 3, **sections: object) -> list[str]:
-    spec = make_spec(rounds=rounds, **sections)
-    return [
-        "train",
-        "--cell",
-        canonical_json(spec),
-        "--testbed",
-        "bench",
-        "--seeds",
-        "0-1",
-        "--results",
-        "results",
-    ]
+def cell(rounds: int = 3) -> list[str]:
+    asked = ["--testbed", "bench", "--seeds", "0-1", "--results", "results"]
+    return ["train", "--cell", canonical_json(make_spec(rounds=rounds)), *asked]
 
 
 def timing(folder: Path) -> dict:
@@ -160,7 +150,7 @@ def test_the_workflow_bounds_its_gpu_jobs_and_they_lease_what_they_train_on(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(VISIBLE, raising=False)
     wanted = [f"results/runs/{path}" for path in records(project)]
-    done = project.run("--cores", "4", "--resources", "gpus=1", *wanted)
+    done = project.run("--cores", "4", *wanted, "--resources", "gpus=1")
     shown = re.findall(r"^ +resources: (.*)$", done.stdout + done.stderr, re.MULTILINE)
     asked = Counter(("gpus=1" in line, "gpu=1" in line.split(", ")) for line in shown if "row=" in line)
     assert asked == {(True, True): 4, (False, False): 4}
