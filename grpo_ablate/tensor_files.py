@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Raise OSError, with the system's number and words, where safetensors meets a full disk or a missing folder."""
+    """Raise OSError, with the system's number and words, where safetensors meets a full disk or no folder."""
     try:
         yield
     except SafetensorError as error:

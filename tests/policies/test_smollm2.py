@@ -29,7 +29,7 @@ def short(engine: str, **sections: Any) -> Spec:
         "task": {"train_prompts": 64, "held_out": 2},
         "evaluation": {"every": 1, "samples": 1, "final_samples": "same"},
         "sampling": {"prompts": 4, "group_size": 4, "engine": engine},
-        "optimizer": {"learning_rate": 2e-5},
+        "optimizer": {"learning_rate": 1e-5},
         "budget": {"rollouts": 4 * 16},
     }
     return replace(row, changes)
