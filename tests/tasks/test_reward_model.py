@@ -193,6 +193,14 @@ def test_only_training_prompts_with_a_verdict_are_kept_for_a_refresh(tmp_path: P
     assert frozen.fresh == [] and frozen.state() == {}
 
 
+def test_slots_that_were_not_drawn_have_no_score_and_teach_nothing(tmp_path: Path) -> None:
+    task = scored(folder(tmp_path / "model"), refresh_model=1)
+    found = score(task, [1, 2], [["yes", "no"], ["", ""]])
+    assert found.reward.isnan().tolist() == [[[False, False], [True, True]]]
+    assert [(one.number, one.response) for one in task.fresh] == [(1, "yes"), (1, "no")]
+    assert task.take_faults() == []
+
+
 def test_a_tenth_of_a_refresh_is_drawn_from_earlier_responses(tmp_path: Path) -> None:
     task = scored(folder(tmp_path / "model"), refresh_model=1, refresh_steps=100)
     first, second = task._batches(1, fresh=50, past=0), task._batches(2, fresh=50, past=20)

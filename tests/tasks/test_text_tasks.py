@@ -224,7 +224,7 @@ def test_responses_are_decoded_up_to_a_stop_text_without_end_token_or_filling() 
     tokenizer = byte_tokenizer(chat_template=CHAT)
     text = Scripted()
     task = Tokenized(text, tokenizer, ends=(1, 2))
-    said = ["yes\nmore", "yENDs", "n<end>", "n<turn>", "no", "é", "", "<end>", "y<end>y<end>"]
+    said = ["yes\nmore", "yENDs", "n<end>", "n<turn>", "no", "é", "", "<end>", "y<end>y<end>"]  # "": not drawn
     rows = [tokenizer(one)["input_ids"] for one in said]
     width = max(map(len, rows)) + 1
     tokens = torch.full((1, 1, len(rows), width), 77)
@@ -234,7 +234,7 @@ def test_responses_are_decoded_up_to_a_stop_text_without_end_token_or_filling() 
         token[0, 0, place, : len(row)] = True
     scores = task.score(torch.tensor([[1]]), tokens, token)
     decoded = ["yes", "y", "n", "n", "no", "é", "", "", "y<end>y"]
-    assert text.seen == [(1, one) for one in decoded]
+    assert text.seen == [(1, one) for place, one in enumerate(decoded) if place != 6]
     nan = math.nan
     expected = torch.tensor([1, 1, 0, 0, 0, nan, nan, nan, 1], dtype=torch.float64)
     assert torch.equal(scores.reward[0, 0].nan_to_num(-1), expected.nan_to_num(-1))
@@ -242,8 +242,9 @@ def test_responses_are_decoded_up_to_a_stop_text_without_end_token_or_filling() 
     assert scores.answers is not None
     answers = scores.answers[0, 0].tolist()
     assert answers[6] == answers[7] == -1 and answers[2] == answers[3]
+    assert scores.components["format"][0, 0].isnan().tolist() == [place == 6 for place in range(9)]
     assert len(set(answers)) == len(set(decoded))
-    assert task.take_faults() == [Fault(1, one, "no idea") for one in ("é", "", "")]
+    assert task.take_faults() == [Fault(1, one, "no idea") for one in ("é", "")]
     assert task.take_faults() == []
 
 

@@ -197,6 +197,58 @@ def test_a_run_counts_and_keeps_what_its_verifier_failed_on(
     assert f"fault: {faults[0]['fault']}" in format_samples(samples, 200)
 
 
+def test_a_runs_metrics_are_those_of_its_responses_counted_one_by_one(
+    project: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under resampling: only drawn responses are judged, and every mean is over those with a verdict."""
+    shown: list[tuple[bool, list[tuple[int, str]]]] = []
+    judge = Jsonl.judge
+
+    def spy(self: Jsonl, numbers: list[int], responses: list[str]) -> Judged:
+        shown.append((numbers[0] < self.prompt_count, list(zip(numbers, responses, strict=True))))
+        return judge(self, numbers, responses)
+
+    def verdict(response: str) -> float | None:
+        return None if response[:1] < "H" else float(response[:1] < "k")
+
+    monkeypatch.setattr(Jsonl, "judge", spy)
+    weights = {"components": {"score": 1.0, "accuracy": 0.5}}
+    law = {**project["sampling"], "prompts": 4, "group_size": 3, "dynamic": "resample"}
+    told = {**project, "reward": weights, "sampling": law, "evaluation": {"samples": 3}}
+    metrics, samples = record(spec(**told), tmp_path)
+    rounds: list[list[tuple[int, str]]] = [[]]
+    measured: list[list[tuple[int, str]]] = []
+    for trains, pairs in shown:
+        if trains:
+            rounds[-1] += pairs
+        elif len(pairs) > len({number for number, _ in pairs}):  # not the greedy answers
+            measured.append(pairs)
+            rounds.append([])
+    assert len(measured) == len(metrics["round"]) > 2 and rounds.pop() == []
+    kept = sum("fault" in sample for sample in samples)
+    assert kept == min(100, sum(verdict(text) is None for _, pairs in shown for _, text in pairs)) > 0
+    assert sum(map(len, rounds)) == metrics["rollouts"][-1]
+    for row, (drawn, asked) in enumerate(zip(rounds, measured, strict=True)):
+        by_prompt: dict[int, list[float]] = {}
+        for number, text in asked:
+            by_prompt.setdefault(number, []).extend([] if (one := verdict(text)) is None else [one])
+        means = [sum(known) / len(known) for known in by_prompt.values() if known]
+        missing = 1 - sum(map(len, by_prompt.values())) / len(asked)
+        assert metrics["eval/reward_missing"][row] == pytest.approx(missing, rel=1e-12)
+        assert metrics["eval/component_accuracy"][row] == pytest.approx(sum(means) / len(means), rel=1e-12)
+        if row == 0:
+            continue
+        verdicts = [verdict(text) for _, text in drawn]
+        known = [one for one in verdicts if one is not None]
+        share = sum(known) / len(known)
+        expected = {"reward_missing": 1 - len(known) / len(drawn), "reward_raw": 1.5 * share}
+        expected |= {"component_score": share, "component_accuracy": share}
+        groups = [set(verdicts[place : place + 3]) - {None} for place in range(0, len(drawn), 3)]
+        expected["groups_accepted"] = sum(len(group) == 2 for group in groups) / len(groups)
+        for name, value in expected.items():
+            assert metrics[f"train/{name}"][row] == pytest.approx(value, rel=1e-12), name
+
+
 def test_the_same_spec_and_seed_give_the_same_record(project: dict[str, Any], tmp_path: Path) -> None:
     for name in ("one", "two"):
         record(spec(**project), tmp_path / name)

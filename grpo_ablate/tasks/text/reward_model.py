@@ -150,13 +150,13 @@ class ModelScored(Tokenized):
     def score(self, prompts: Tensor, tokens: Tensor, token: Tensor) -> Scores:
         """Judge responses as the task does, and let the model score them; NaN where it cannot."""
         judged = super().score(prompts, tokens, token)
-        numbers = prompts[..., None].expand(judged.reward.shape).flatten().tolist()
-        responses = self.responses(tokens, token)
+        places, numbers, responses = self.drawn(prompts, tokens, token)
         if self.settings.refresh_model:
-            right = judged.components["accuracy"].flatten().tolist()
+            right = judged.components["accuracy"].flatten()[places].tolist()
             told = (Example(*three) for three in zip(numbers, responses, right, strict=True))
             self.fresh += [one for one in told if one.number < self.prompt_count and one.right == one.right]
-        score = self._scored(numbers, responses).view(judged.reward.shape).to(judged.reward.device)
+        score = torch.full_like(judged.reward, torch.nan)
+        score.view(-1)[places] = self._scored(numbers, responses).to(score)
         return replace(judged, reward=score, components={**judged.components, COMPONENT: score})
 
     @torch.no_grad()

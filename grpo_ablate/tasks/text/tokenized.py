@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -92,24 +93,34 @@ class Tokenized:
         said = str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
         return said[: min((place for text in self.stop if (place := said.find(text)) >= 0), default=len(said))]
 
+    def drawn(self, prompts: Tensor, tokens: Tensor, token: Tensor) -> tuple[list[int], list[int], list[str]]:
+        """Return the places [N] of the responses that were drawn, their prompts and their texts.
+
+        A slot that the policy left alone, as dynamic sampling wants it, has no token: every response has one.
+        """
+        rows, scored = tokens.flatten(0, -2), token.flatten(0, -2)
+        places = [place for place, any_token in enumerate(scored.any(-1).tolist()) if any_token]
+        numbers = prompts[..., None].expand(tokens.shape[:-1]).flatten().tolist()
+        return places, [numbers[place] for place in places], self.responses(rows[places], scored[places])
+
     def score(self, prompts: Tensor, tokens: Tensor, token: Tensor) -> Scores:
-        """Judge responses [M, B, G, T] to ``prompts`` [M, B]; NaN where the verifier gave no verdict."""
-        shape = tokens.shape[:-1]
-        numbers = prompts[..., None].expand(shape).flatten().tolist()
-        judged = self.text.judge(numbers, self.responses(tokens, token))
+        """Judge responses [M, B, G, T] to ``prompts`` [M, B]; NaN where there is none, or no verdict on it."""
+        places, numbers, responses = self.drawn(prompts, tokens, token)
+        judged = self.text.judge(numbers, responses)
         self.faults += judged.faults
         known: dict[str, int] = {}
         answers = [
             NO_ANSWER if answer is None else known.setdefault(answer, len(known)) for answer in judged.answers
         ]
 
-        def as_tensor(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64, device=tokens.device).view(shape)
+        def placed(values: Sequence[float], missing: float, dtype: torch.dtype) -> Tensor:
+            found = torch.full(tokens.shape[:-1], missing, dtype=dtype)
+            found.view(-1)[places] = torch.tensor(values, dtype=dtype)
+            return found.to(tokens.device)
 
-        components = {name: as_tensor(values) for name, values in judged.components.items()}
-        return Scores(
-            as_tensor(judged.reward), components, answers=torch.tensor(answers, device=tokens.device).view(shape)
-        )
+        components = {n: placed(values, torch.nan, torch.float64) for n, values in judged.components.items()}
+        reward = placed(judged.reward, torch.nan, torch.float64)
+        return Scores(reward, components, answers=placed(answers, NO_ANSWER, torch.int64))
 
     def take_faults(self) -> list[Fault]:
         """Return the faults since the last call."""
