@@ -165,6 +165,7 @@ def test_reasoning_gym_prompts_are_chats_or_follow_worked_questions() -> None:
             {"dataset": "coin_flip", "parameters": {"min_trials": 2, "max_trials": 2}, "held_out": 50},
             "task.held_out is 50, but beside its 40 training prompts coin_flip gave ",
         ),
+        ({"dataset": "rush_hour", "form": "few-shot"}, "task.form few-shot shows worked answers, but rush_hour "),
         ({"library": "0.0.1"}, "the row was resolved with reasoning-gym 0.0.1, and version "),
     ],
 )

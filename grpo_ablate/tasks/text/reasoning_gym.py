@@ -50,6 +50,10 @@ class ReasoningGym:
         if settings.form == "few-shot":
             made = data_set(settings, "shots", max(1, settings.shots))
             shots = [entry(made, number) for number in range(settings.shots)]
+            if any(shot["answer"] is None for shot in shots):
+                raise UserError(
+                    f"task.form few-shot shows worked answers, but {settings.dataset} gives none: use chat."
+                )
             self.shots = "".join(f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n" for shot in shots)
             several_lines = any("\n" in str(shot["answer"]) for shot in shots)
             self.stop = ("\nQuestion:",) if several_lines else ("\n",)
