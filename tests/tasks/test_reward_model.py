@@ -235,6 +235,9 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "causal")
     with pytest.raises(UserError, match=r"the weights in .*causal lack score\.weight: it is no sequence-class"):
         RewardModel(Reward(source="model", model=str(tmp_path / "causal")), torch.device("cpu"))
+    (tmp_path / "causal/tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"reward\.model: .*causal has no tokenizer \(none of tokenizer\.json, "):
+        RewardModel(Reward(source="model", model=str(tmp_path / "causal")), torch.device("cpu"))
     (path / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(UserError, match=r"reward\.model: no sequence-classification model can be loaded from "):
         RewardModel(Reward(source="model", model=str(path)), torch.device("cpu"))

@@ -17,7 +17,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from grpo_ablate.errors import UserError
-from grpo_ablate.policies.huggingface.loading import DTYPES, context_length, device_of, without_dropout
+from grpo_ablate.policies.huggingface.loading import (
+    DTYPES,
+    TOKENIZER_FILES,
+    context_length,
+    device_of,
+    without_dropout,
+)
 from grpo_ablate.rng import Keys, Purpose
 from grpo_ablate.spec.model_files import fingerprint
 from grpo_ablate.spec.paths import named_path
@@ -55,6 +61,11 @@ class RewardModel:
         folder = named_path(settings.model)
         if settings.model_digest not in ("", fingerprint(folder)):
             raise UserError(f"reward.model: the files in {folder} have changed since the row was resolved.")
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise UserError(
+                f"reward.model: {folder} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}); save the "
+                "model's tokenizer there."
+            )
         try:
             config = without_dropout(AutoConfig.from_pretrained(folder, trust_remote_code=False))
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
