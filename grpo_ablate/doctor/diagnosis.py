@@ -156,7 +156,9 @@ def slurm(machine: Machine) -> Told:
 
 def kubernetes(machine: Machine) -> Told:
     """A Kubernetes cluster, and Snakemake's plugin for it."""
-    if absent := _absent(machine, "snakemake-executor-plugin-kubernetes"):
+    if "kubectl" not in machine.programs:
+        return "missing", "no kubectl", "kubectl, where a cluster can be reached"
+    if absent := _absent(machine, "snakemake-executor-plugin-cluster-generic"):
         return "missing", "no plugin of Snakemake", _get(machine, *absent)
     if not machine.cluster:
         return "missing", "no configuration of a cluster", "a ~/.kube/config, or KUBECONFIG, that names one"

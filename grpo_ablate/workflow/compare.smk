@@ -15,6 +15,7 @@ rule controls:
         "results/logs/controls.log",
     priority: 30  # takes seconds, and every table waits for it
     threads: 1
+    localrule: True
     message:
         "judge the controls"
     shell:

@@ -14,6 +14,7 @@ rule exact_table:
     log:
         "results/logs/exact/{exact}.log",
     threads: 1
+    localrule: True
     message:
         "enumerate {wildcards.exact}"
     shell:
@@ -37,6 +38,7 @@ rule propositions:
     log:
         "results/logs/exact/propositions.log",
     threads: 1
+    localrule: True
     message:
         "check the propositions"
     shell:

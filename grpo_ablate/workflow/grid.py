@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from functools import cached_property
@@ -279,6 +280,8 @@ def made(step: str, name: str) -> str:
 def start(workflow: Any, config: dict[str, Any]) -> Grid:
     """Guard the folder, read the experiments, settle the key files; a user's mistake ends Snakemake here."""
     _use_this_python(workflow.basedir)
+    if not workflow.is_main_process:  # SLURM warns all processes of a job; this one ends after its trainer
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
     try:
         if workflow.is_main_process:
             guard(Path(), executes=_executes(workflow))

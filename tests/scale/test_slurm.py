@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster import cluster, jobs, missing
 from killing import kill
-from machine import fake_machine
+from machine import fake_machine, run_files
 from project import GAMMA, TONGUE, Project, build, command
 from project import environment as environment_of
 
@@ -89,42 +90,47 @@ def test_records_from_slurm_are_those_from_here_and_a_gpu_is_asked_for_where_a_t
     (project.path / "experiments/beta.yaml").unlink()
     project.edit("experiments/alpha.yaml", "seeds: 4", "seeds: 2")
     here = project.cloned(tmp_path / "here")
-    here.run("--cores", "2", "alpha")
+    here.run("--cores", "2", *run_files(here))
     testbed = project.path / "experiments/testbeds/tiny.yaml"
     testbed.write_text(testbed.read_text() + "gpus: 1\n")
     for name, value in fake_machine(tmp_path, 2).items():
         monkeypatch.setenv(name, value)
-    through_slurm(project, "alpha")
+    through_slurm(project, *run_files(project))
     assert project.records() == here.records()
     runs = sorted(project.path.glob("results/runs/tiny/*/*"))
     assert len(runs) == 4
     assert [read_timing(run)["devices"] for run in runs] == [["Fake GPU"]] * 4
 
 
-def test_a_job_that_is_preempted_is_queued_again_and_goes_on_from_its_checkpoint(
+def test_a_job_that_is_warned_stops_at_a_checkpoint_is_submitted_again_and_goes_on_from_its_checkpoint(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     project = build(tmp_path / "project", rollouts=32 * 1000)  # some seconds of training
-    (project.path / "experiments/beta.yaml").unlink()
-    project.edit("experiments/alpha.yaml", "seeds: 4", "seeds: 2")
+    target = run_files(project)[0]
     here = project.cloned(tmp_path / "here")
-    here.run("--cores", "2", "alpha")
-    said = tmp_path / "said"
+    here.run("--cores", "2", target)
+    said, lock = (
+        tmp_path / "said",
+        project.path / target.replace("/runs/", "/scratch/").replace("run.json", "lock"),
+    )
     with said.open("wb") as file:
         snakemake = subprocess.Popen(
-            command("alpha", *PROFILE), cwd=project.path, env=environment_of(), stdout=file, stderr=file
+            command(target, *PROFILE), cwd=project.path, env=environment_of(), stdout=file, stderr=file
         )
     try:
         end = time.monotonic() + 300
-        while not any(project.path.glob("results/scratch/tiny/*/*/lock")):
+        while not (lock.exists() and lock.read_text()):
             assert time.monotonic() < end and snakemake.poll() is None, said.read_text()
             time.sleep(0.05)
-        time.sleep(0.5)
+        trainer = psutil.Process(int(lock.read_text()))
+        trainer.suspend()  # so that SLURM has all the time that it needs
         for number in jobs(environment):
             subprocess.run(["scancel", "--signal=USR1", number], env=environment, check=True)
+        time.sleep(3)  # what else is in the job has had the signal, too
+        trainer.resume()
         assert snakemake.wait(timeout=600) == 0, said.read_text()
     finally:
         if snakemake.poll() is None:
             kill(snakemake, "both")
-    assert "SIGUSR1" in said.read_text()  # a trainer's last words, which Snakemake shows
+    assert ": SIGUSR1; the same command continues" in said.read_text()  # the trainer's log, which Snakemake shows
     assert project.records() == here.records()
