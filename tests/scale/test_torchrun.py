@@ -171,3 +171,29 @@ def test_a_process_that_is_killed_ends_the_others_and_the_same_command_finishes(
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
     run("-m", "grpo_ablate", *many, "--gpus", "2", **environment)
     assert read_record(folder(tmp_path / "killed")).run["status"] == "finished"
+
+
+def test_processes_stop_at_a_checkpoint_when_whoever_started_them_dies(model: Path, tmp_path: Path) -> None:
+    environment = fake_machine(tmp_path, 2)
+    many = [*cell(model, tmp_path / "orphaned", rounds=4000), "--gpus", "2", "--stop-with-parent"]
+    with (tmp_path / "said").open("wb") as said:
+        starter = subprocess.Popen(
+            [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+            + [sys.executable, "-c", EAGER, *many],
+            env=environment | {"EAGER": EAGER}, stderr=said, text=True,
+        )  # fmt: skip
+    lock(tmp_path / "orphaned", starter)
+    (launcher,) = psutil.Process(starter.pid).children()
+    starter.kill()
+    starter.wait()
+    launcher.wait(timeout=300)
+    assert (tmp_path / "said").read_text().count(": SIGTERM; the same command continues") == 1
+    assert not list((tmp_path / "orphaned").glob("runs/bench/*/*/run.json"))
+
+
+def test_gpus_are_not_asked_for_beside_torchrun(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, *TORCHRUN, *cell(model, tmp_path / "results"), "--gpus", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode != 0
+    assert "--gpus 2: torchrun says which GPU a process has; leave it out." in done.stderr
+    assert not (tmp_path / "results").exists()
