@@ -89,6 +89,17 @@ def test_a_held_out_file_takes_its_questions_out_of_training(tmp_path: Path) -> 
     assert [q.question for q in found.held_out] == [row["question"] for row in GSM8K[10:14]]
 
 
+def test_white_space_makes_no_held_out_question_another(tmp_path: Path) -> None:
+    train = write_lines(tmp_path / "train.jsonl", GSM8K)
+    spaced = [
+        {**row, "question": f" {row['question'].replace(' has ', chr(10) + 'has  ')} "} for row in GSM8K[:10]
+    ]
+    held_out = write_lines(tmp_path / "test.jsonl", spaced)
+    found = questions(settings(train, held_out_path=str(held_out), layout="gsm8k"))
+    assert [q.question for q in found.train] == [row["question"] for row in GSM8K[10:]]
+    assert [q.question for q in found.held_out] == [row["question"] for row in spaced]  # asked as they stand
+
+
 def test_prompts_are_put_as_the_settings_say(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": n} for n in range(60)]
     path = write_lines(tmp_path / "a.jsonl", rows)

@@ -32,8 +32,10 @@ class Question:
 
     @property
     def key(self) -> str:
-        """What makes two questions the same."""
-        return json.dumps(self.question, sort_keys=True)
+        """What makes two questions the same: their words, whatever the white space between them."""
+        if isinstance(self.question, str):
+            return json.dumps(" ".join(self.question.split()))
+        return json.dumps([[part["role"], " ".join(part["content"].split())] for part in self.question])
 
 
 @dataclass(frozen=True)
