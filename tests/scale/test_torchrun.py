@@ -177,9 +177,9 @@ def test_processes_stop_at_a_checkpoint_when_whoever_started_them_dies(model: Pa
     environment = fake_machine(tmp_path, 2)
     many = [*cell(model, tmp_path / "orphaned", rounds=4000), "--gpus", "2", "--stop-with-parent"]
     with (tmp_path / "said").open("wb") as said:
+        starts = "import subprocess, sys; subprocess.run(sys.argv[1:])"
         starter = subprocess.Popen(
-            [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
-            + [sys.executable, "-c", EAGER, *many],
+            [sys.executable, "-c", starts, sys.executable, "-c", EAGER, *many],
             env=environment | {"EAGER": EAGER}, stderr=said, text=True,
         )  # fmt: skip
     lock(tmp_path / "orphaned", starter)
