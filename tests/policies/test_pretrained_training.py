@@ -130,6 +130,23 @@ def test_a_resumed_run_continues_bit_by_bit(tmp_path: Path, policy: Any, section
         assert repr(lines(resumed)) == repr(lines(whole))
 
 
+def test_a_finished_run_keeps_its_weights_and_no_moments_of_the_optimiser(tmp_path: Path) -> None:
+    start(tmp_path)
+    loop = make_loop(spec(tmp_path, 2))
+    loop.start()
+    loop.advance()
+    assert any(name.startswith("policy.optimizer.") for name in loop.state())
+    loop.advance()
+    state = loop.state()
+    assert loop.finished and not any(name.startswith("policy.optimizer.") for name in state)
+    again = make_loop(spec(tmp_path, 2))
+    again.load(state)
+    assert again.finished and again.state().keys() == state.keys()
+    assert all(
+        torch.equal(value, loop.policy.parameters()[name]) for name, value in again.policy.parameters().items()
+    )
+
+
 def test_an_evaluation_measures_the_keyed_responses_at_temperature_one(tmp_path: Path) -> None:
     start(tmp_path)
     policy = make(spec(tmp_path, sampling={"temperature": 0.3, "top_k": 2}, kl=Kl(beta=0.1)))

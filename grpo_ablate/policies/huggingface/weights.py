@@ -70,8 +70,10 @@ class Weights:
                 parameter.data = own[name]
 
     def state(self) -> dict[str, Tensor]:
-        """Return leaves and the optimiser's state by name."""
+        """Return leaves and the optimiser's state by name; after the last step the leaves alone."""
         found = {f"parameters.{name}": leaf.detach().cpu() for name, leaf in self.leaves.items()}
+        if int(self.optimizer.steps) >= self.optimizer.total_steps:
+            return found
         return found | {f"optimizer.{name}": tensor.cpu() for name, tensor in self.optimizer.state().items()}
 
     @torch.no_grad()
@@ -80,7 +82,11 @@ class Weights:
         for name, leaf in self.leaves.items():
             leaf.copy_(state[f"parameters.{name}"])
         prefix = "optimizer."
-        self.optimizer.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        of_optimizer = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        if of_optimizer:
+            self.optimizer.load(of_optimizer)
+        else:
+            self.optimizer.steps.fill_(self.optimizer.total_steps)
         self._round()
 
     @torch.no_grad()
