@@ -98,6 +98,9 @@ def broken(folder: Path, kind: str) -> Path:
         weights = load_file(folder / "model.safetensors")
         del weights["model.layers.1.mlp.up_proj.weight"]
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    elif kind == "other sizes":
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(told | {"intermediate_size": 48}))
     elif kind == "unknown kind of model":
         (folder / "config.json").write_text(json.dumps({"model_type": "abacus"}))
     elif kind == "not JSON":
@@ -115,12 +118,15 @@ def test_a_folder_without_a_tokenizer_is_a_sentence_that_names_it(folder: Path, 
 
 
 @pytest.mark.parametrize(
-    "kind", ["no weights", "weights cut off", "weights missing", "unknown kind of model", "not JSON"]
+    "kind",
+    ["no weights", "weights cut off", "weights missing", "other sizes", "unknown kind of model", "not JSON"],
 )
 def test_a_folder_without_a_whole_model_is_a_sentence_that_names_it(folder: Path, kind: str) -> None:
     with pytest.raises(UserError, match=r"policy\.model: .*tiny") as found:
         load_model(policy(broken(folder, kind), device="cpu"))
     assert "\n" not in str(found.value)
+    if kind == "other sizes":
+        assert "mlp.down_proj.weight has the shape [64, 96], expected [64, 48]" in str(found.value)
     if kind == "weights missing":
         assert "lack 1 tensors" in str(found.value) and "model.layers.1.mlp.up_proj.weight" in str(found.value)
 

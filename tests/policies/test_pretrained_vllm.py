@@ -13,7 +13,7 @@ import pytest
 import torch
 from pretrained_specs import drawn_batch, make, make_loop, spec
 from test_pretrained_drawing import Texts
-from tiny_model import save_tiny
+from tiny_model import save_tiny, tiny_llama
 from torch import Tensor
 
 from grpo_ablate.errors import UserError
@@ -46,7 +46,7 @@ class Vowels(Texts):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("vllm") / "tiny")
+    return save_tiny(tmp_path_factory.mktemp("vllm") / "tiny", tiny_llama(tie_word_embeddings=True))
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +88,21 @@ def test_vllm_and_the_trainer_agree_before_and_after_updates(
     for round in range(4):
         batch = drawn_batch(found, round, FOUR)
         gap = (batch.old_logprobs - batch.sampler_logprobs)[batch.token].abs()
-        assert len(gap) > 100 and gap.max() < 1e-4
+        # Where a sum of probabilities is top_p but for rounding, the two may cut one token apart.
+        assert len(gap) > 100 and (gap >= 1e-4).sum() <= ("top_p" in law)
         assert not (batch.sampler_logprobs[~batch.token] != 0).any()
         with torch.no_grad():
             assert (found.logprobs(batch).logprobs - batch.old_logprobs).abs().max() < 1e-5
+        moved(found, round)
+
+
+@installed
+def test_a_model_with_an_output_layer_of_its_own_agrees_too(tmp_path: Path) -> None:
+    """The other tests' model shares it with the input, as SmolLM2 does: vLLM reloads the two kinds apart."""
+    found = make(spec(save_tiny(tmp_path), sampling=SAMPLING), Vowels())
+    for round in range(3):
+        batch = drawn_batch(found, round, FOUR)
+        assert (batch.old_logprobs - batch.sampler_logprobs)[batch.token].abs().max() < 1e-4
         moved(found, round)
 
 

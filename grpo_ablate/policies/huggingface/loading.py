@@ -121,6 +121,7 @@ def load_model(settings: HuggingFacePolicy) -> Any:
             dtype=DTYPES[settings.dtype],
             attn_implementation=attention_of(config),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, in a sentence
             trust_remote_code=False,
         )
         model, told = loaded
@@ -132,6 +133,12 @@ def load_model(settings: HuggingFacePolicy) -> Any:
             f"policy.model: {where} does not fit into the memory of {device} in {settings.dtype}: use "
             "policy.dtype bfloat16, or a smaller model."
         ) from None
+    if told["mismatched_keys"]:
+        name, given, wanted = min(told["mismatched_keys"])
+        raise UserError(
+            f"policy.model: the weights in {where} are not of the model that its config.json describes: {name} "
+            f"has the shape {list(given)}, expected {list(wanted)}."
+        )
     if told["missing_keys"]:
         first = sorted(told["missing_keys"])[0]
         raise UserError(

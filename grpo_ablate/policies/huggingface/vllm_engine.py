@@ -89,6 +89,8 @@ class VllmEngine:
             self.llm.wake_up(tags=["weights"])
         with _quiet():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
+            if self.policy.model.device.type == "cpu":
+                self.llm.apply_model(_packed_anew)
         if self.asleep:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()
@@ -184,6 +186,9 @@ def _started(policy: HuggingFace, sleeps: bool) -> tuple[Any, Callable[..., Any]
                 max_num_seqs=settings.vllm.max_sequences,
                 gpu_memory_utilization=settings.vllm.gpu_memory_utilization,
                 enforce_eager=cpu,
+                # A prompt in parts sets a request's generator back, which a CPU's cannot be.
+                enable_chunked_prefill=False if cpu else None,
+                max_num_batched_tokens=max(4096, longest) if cpu else None,
                 enable_sleep_mode=sleeps,
                 enable_prefix_caching=True,  # a prompt is computed once for its group
                 logprobs_mode="processed_logprobs",
@@ -199,6 +204,19 @@ def _started(policy: HuggingFace, sleeps: bool) -> tuple[Any, Callable[..., Any]
             "its settings; sampling.engine transformers does without."
         ) from None
     return llm, SamplingParams
+
+
+def _packed_anew(model: Any) -> None:
+    """Pack the weights of the output layer again.
+
+    On a CPU a layer computes with a packed copy of its weights. A reload packs those of the layers that it loads,
+    and an output layer that shares the weights of the input is none of them.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 @contextmanager
