@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.figure import Figure
 
 from grpo_ablate.analysis import figures
 from grpo_ablate.analysis.figures import curves, final, grid, lines, published, style, sweep
@@ -268,3 +269,12 @@ def test_a_folder_that_cannot_be_written_to_is_one_sentence(results, tmp_path):
     (tmp_path / "figures").write_text("a file where a folder belongs")
     with pytest.raises(UserError, match=r"figures/selection-kl-grid\.pdf: cannot be written: "):
         figures.draw(invented.experiment("selection-kl"), tmp_path)
+
+
+@pytest.mark.parametrize(("mean", "marker"), [([np.nan, 0.5, np.nan], "o"), ([0.1, 0.5, 0.7], "None")])
+def test_a_curve_of_one_point_is_that_point(mean: list[float], marker: str) -> None:
+    axes = Figure().subplots()
+    style.draw_curve(axes, np.arange(3.0), np.array([mean]), "black")
+    line = axes.lines[-1]
+    assert line.get_marker() == marker
+    assert marker == "None" or line.get_markevery() == [1]

@@ -172,9 +172,10 @@ def draw_curve(
 ) -> None:
     """Draw every seed as a thin line behind the mean with its 95 % t interval; ``values [seeds, evaluations]``.
 
-    ``end`` marks where the mean ends, for curves of unequal length.
+    ``end`` marks where the mean ends, for curves of unequal length. A curve of one point is that point.
     """
     mean, half = interval(values)
+    known = np.flatnonzero(np.isfinite(mean))
     seeds = LineCollection(
         [np.column_stack([x, line]) for line in values],
         colors=colour,
@@ -188,7 +189,7 @@ def draw_curve(
         axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.3, linewidth=0, zorder=2)
     axes.plot(
         x, mean, color=colour, zorder=3, linestyle=dashes, solid_capstyle="butt", dash_capstyle="butt",
-        marker="o" if end else None, markersize=2.8, markevery=[-1],
+        marker="o" if end or len(known) == 1 else None, markersize=2.8, markevery=known[-1:].tolist(),
     )  # fmt: skip
 
 
