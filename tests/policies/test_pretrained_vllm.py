@@ -19,6 +19,7 @@ from torch import Tensor
 from grpo_ablate.errors import UserError
 from grpo_ablate.policies.huggingface import vllm_engine
 from grpo_ablate.policies.huggingface.policy import HuggingFace
+from grpo_ablate.policies.huggingface.requests import Request
 from grpo_ablate.policies.protocol import Draw
 from grpo_ablate.rng import Purpose
 from grpo_ablate.spec.schema import Evaluation, Optimizer, Update
@@ -115,6 +116,17 @@ def test_adapters_are_part_of_what_vllm_draws_from(folder: Path, shared: None) -
     assert (batch.old_logprobs - batch.sampler_logprobs)[batch.token].abs().max() < 1e-4
     with torch.no_grad():
         assert (found.logprobs(before).logprobs - before.old_logprobs).abs().max() > 0.1
+
+
+@installed
+def test_more_prompts_than_a_step_takes_are_drawn_under_their_seeds(folder: Path, shared: None) -> None:
+    """A prompt that is computed in parts sets a request's generator back, which a processor's cannot be."""
+    found = policy(folder)
+    prompt = list(range(10, 60))
+    request = Request([prompt], torch.zeros(1).long(), Draw(Purpose.RESPONSE, 0), 120, found.spec.sampling)
+    assert request.samples * len(prompt) > 4096
+    drawn = found.engine.draw(request)
+    assert bool((drawn.length > 0).all()) and len(drawn.tokens[0].unique(dim=0)) > 100
 
 
 @installed
