@@ -14,14 +14,12 @@ from grpo_ablate.rng import Purpose
 if TYPE_CHECKING:
     from grpo_ablate.policies.huggingface.policy import HuggingFace
 
-SCORED = 2  # responses a prompt whose entropy and KL are computed
-
 
 def evaluate(policy: HuggingFace, samples: int, round: int) -> dict[str, Tensor]:
     """Return the measures of ``samples`` keyed responses to every held-out prompt: name -> float64 [1].
 
-    Entropy and KL are exact at each prefix of at most two responses a prompt; the entropy is a mean over tokens,
-    the KL a sum over a response's tokens, and NaN where no reference is kept.
+    Entropy and KL are exact at each prefix of the first response to each prompt: the entropy is a mean over its
+    tokens, the KL a sum, and NaN where no reference is kept.
     """
     task = policy.task
     prompts = (task.prompt_count + torch.arange(task.held_out_count))[None]
@@ -36,10 +34,9 @@ def evaluate(policy: HuggingFace, samples: int, round: int) -> dict[str, Tensor]
         "eval/length": length.mean((1, 2)),
         "eval/truncated": (~drawn.ended[None, :, chance]).double().mean((1, 2)),
     }
-    some = slice(0, min(SCORED, samples))
-    says = policy.score_plainly(prompts[0], tokens[0, :, some], token[0, :, some])
-    scored = token[0, :, some].sum()
-    found["eval/entropy"] = (says.entropy.double().sum() / scored)[None]
+    first = token[0, :, :1]
+    says = policy.score_plainly(prompts[0], tokens[0, :, :1], first)
+    found["eval/entropy"] = (says.entropy.double().sum() / first.sum())[None]
     found["eval/kl"] = (
         says.divergence.double().sum(-1).mean()[None] if policy.reference else torch.full((1,), torch.nan).double()
     )
