@@ -17,7 +17,7 @@ from stacked_specs import keys as member_keys
 from stacked_specs import make as make_stacked
 from stacked_specs import spec as stacked_spec
 from test_pretrained_drawing import Texts
-from tiny_model import save_tiny
+from tiny_model import save_tiny, tiny_llama
 from torch import Tensor
 
 from grpo_ablate.algorithm.loop import Loop
@@ -317,6 +317,29 @@ def test_a_run_that_fails_for_want_of_memory_loses_nothing(
     train(settings, range(1), tmp_path / "run", tmp_path / "b", testbed="big", checkpoint_seconds=0)
     assert calls[0] == 3 + 2  # two rounds were kept
     assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_a_policy_that_diverges_is_measured_and_ends(tmp_path: Path) -> None:
+    start(tmp_path)
+    wild = stacked_spec().optimizer.model_copy(
+        update={"name": "sgd", "learning_rate": 1e38, "max_grad_norm": "off"}
+    )
+    update = stacked_spec().update.model_copy(update={"inner_passes": 1, "minibatches": 1})
+    loop = make_loop(spec(tmp_path, 5, optimizer=wild, update=update))
+    loop.start()
+    while not loop.finished:
+        loop.advance()
+    assert 1 <= loop.diverged.item() == loop.round < 5  # a finite step, after which nothing is finite
+    assert loop.history.lines[-1].values["eval/entropy"].isnan().all()
+
+
+def test_weights_that_are_no_numbers_are_a_sentence(tmp_path: Path) -> None:
+    model = tiny_llama()
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    save_tiny(tmp_path, model)
+    with pytest.raises(UserError, match="differ from the trainer's by nan"):
+        drawn_batch(make(spec(tmp_path, sampling={"prompts": 4}), Texts()), prompts=torch.arange(4)[None])
 
 
 def test_a_task_in_words_trains(tmp_path: Path) -> None:

@@ -180,8 +180,9 @@ class KeyedLaw(LogitsProcessor):
 def inverted(probability: Tensor, uniform: Tensor) -> Tensor:
     """Return the tokens int64 [R] at which the distribution function passes ``uniform`` float64 [R].
 
-    ``probability`` [R, V]. A token of probability 0 is never returned, whatever the rounding of the sums. The same
-    uniforms give neighbouring policies mostly the same tokens, which pairs the rows of a seed.
+    ``probability`` [R, V]. A token of probability 0 is never returned, whatever the rounding of the sums; where
+    they are not numbers, as of a policy that has diverged, the last token is. The same uniforms give neighbouring
+    policies mostly the same tokens, which pairs the rows of a seed.
 
     >>> inverted(torch.tensor([[0.5, 0.0, 0.5]] * 4), torch.tensor([0.0, 0.49, 0.5, 0.99], dtype=torch.float64))
     tensor([0, 0, 2, 2])
@@ -189,7 +190,7 @@ def inverted(probability: Tensor, uniform: Tensor) -> Tensor:
     cumulative = probability.cumsum(-1, dtype=torch.float64)
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())  # the last that can be drawn
     found = torch.searchsorted(cumulative, uniform[:, None].clamp(min=0).contiguous(), right=True)
-    return torch.minimum(found, last)[:, 0]
+    return torch.minimum(found, last).clamp(max=probability.shape[-1] - 1)[:, 0]
 
 
 class TextsReached(StoppingCriteria):
