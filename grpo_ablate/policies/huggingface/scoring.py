@@ -250,7 +250,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _expected(probability: Tensor, values: Tensor) -> Tensor:
-    return torch.where(probability > 0, probability * values, 0.0).sum(-1)
+    return torch.where(probability == 0, 0.0, probability * values).sum(-1)
 
 
 def _kept(unit: Unit, live: list[bool]) -> Unit:
