@@ -17,9 +17,9 @@ for edition, option, needed in (
             made=made("arxiv", f"arxiv{edition}"),
         log:
             f"results/logs/arxiv{edition}.log",
+        localrule: True
         params:
             option=option,
-        localrule: True
         message:
             "pack the paper for arXiv: {output.source}"
         shell:

@@ -14,8 +14,8 @@ rule controls:
     log:
         "results/logs/controls.log",
     priority: 30  # takes seconds, and every table waits for it
-    threads: 1
     localrule: True
+    threads: 1
     message:
         "judge the controls"
     shell:
@@ -51,8 +51,8 @@ rule compare:
         made=made("compare", "{experiment}"),
     log:
         "results/logs/compare/{experiment}.log",
-    threads: 1
     localrule: True
+    threads: 1
     message:
         "compare the rows of {wildcards.experiment}"
     shell:
@@ -77,8 +77,8 @@ rule across:
         made=made("across", "across"),
     log:
         "results/logs/across.log",
-    threads: 1
     localrule: True
+    threads: 1
     message:
         "compare over testbeds"
     shell:

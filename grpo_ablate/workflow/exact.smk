@@ -13,8 +13,8 @@ rule exact_table:
         made=made("exact", "{exact}"),
     log:
         "results/logs/exact/{exact}.log",
-    threads: 1
     localrule: True
+    threads: 1
     message:
         "enumerate {wildcards.exact}"
     shell:
@@ -37,8 +37,8 @@ rule propositions:
         made=made("exact", "propositions"),
     log:
         "results/logs/exact/propositions.log",
-    threads: 1
     localrule: True
+    threads: 1
     message:
         "check the propositions"
     shell:

@@ -23,10 +23,10 @@ for name in GRID.experiments:
             made=made("draw", name),
         log:
             f"results/logs/draw/{name}.log",
+        localrule: True
         params:
             experiment=name,
             question=GRID.experiments[name].question,
-        localrule: True
         message:
             "draw {params.experiment}"
         shell:
@@ -57,13 +57,13 @@ for name in GRID.exact:
             made=made("draw", name),
         log:
             f"results/logs/draw/{name}.log",
+        localrule: True
         threads: 1
         params:
             experiment=name,
             question=GRID.exact[name].question,
             exact=GRID.exact[name].exact,
             assumed=GRID.exact[name].assumed,
-        localrule: True
         message:
             "draw {params.experiment}"
         shell:

@@ -8,11 +8,11 @@ rule log:
     log:
         "results/logs/log/{experiment}.log",
     priority: 10  # the writers queue: the first should not wait for tables and figures
+    localrule: True
     resources:
         mlflow=1,
     params:
         uri=f"--tracking-uri {GRID.tracking_uri}" if GRID.tracking_uri else "",
-    localrule: True
     message:
         "log {wildcards.experiment} to MLflow"
     shell:

@@ -39,9 +39,9 @@ for edition, option, needed in (
             made=made("paper", edition),
         log:
             f"results/logs/{edition}.log",
+        localrule: True
         params:
             option=option,
-        localrule: True
         message:
             "typeset {output.paper}"
         shell:

@@ -17,9 +17,9 @@ rule page:
         made=made("page", "{experiment}"),
     log:
         "results/logs/page/{experiment}.log",
+    localrule: True
     params:
         question=lambda wildcards: GRID.experiments[wildcards.experiment].question,
-    localrule: True
     message:
         "lay out the tables of {wildcards.experiment}"
     shell:

@@ -16,9 +16,9 @@ rule collect:
         made=made("collect", "{experiment}"),
     log:
         "results/logs/collect/{experiment}.log",
+    localrule: True
     params:
         source=GRID.source,
-    localrule: True
     message:
         "tabulate {wildcards.experiment}"
     shell:
