@@ -77,8 +77,12 @@ def _packages() -> dict[str, str]:
     """Return package -> version; of one that is installed twice, that which is imported: the first on the path."""
     found: dict[str, str] = {}
     for package in importlib.metadata.distributions():
-        if name := package.metadata["Name"]:  # pip leaves folders without one where it was interrupted
-            found.setdefault(_spelled(name), package.version)
+        try:
+            name, version = package.metadata["Name"], package.version
+        except (FileNotFoundError, KeyError):  # of a folder that pip left where it was interrupted
+            continue
+        if name:
+            found.setdefault(_spelled(name), version)
     return found
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,15 @@ def test_what_was_asked_for_inside_is_known_outside() -> None:
         fresh.heed("seeds 0-1")
 
 
-def test_a_second_signal_of_a_kind_acts_as_ever_unless_it_comes_by_several_ways() -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT interrupt, which it does not in what a shell runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_of_a_kind_acts_as_ever_unless_it_comes_by_several_ways(interruptible: None) -> None:
     with pytest.raises(KeyboardInterrupt), stop_requests(False):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
