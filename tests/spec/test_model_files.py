@@ -74,11 +74,18 @@ def test_another_training_of_large_weights_has_another_digest(tmp_path: Path) ->
 
 
 def test_the_settings_of_vllm_act_with_vllm_alone(tmp_path: Path) -> None:
-    policy = {"model": "organisation/model"}
+    policy = {"model": "organisation/model", "revision": "a" * 40}
     plain, told = rows(tmp_path, policy), rows(tmp_path, policy | {"vllm": {"max_sequences": 7}})
     assert plain["base"].hash == told["base"].hash
     assert [inert.key for inert in told["base"].inert] == ["policy.vllm"]
     assert plain["vllm"].hash != told["vllm"].hash and not told["vllm"].inert
+
+
+@pytest.mark.parametrize("revision", ["", "main", "a" * 39])
+def test_a_model_of_the_hub_is_named_by_its_commit(tmp_path: Path, revision: str) -> None:
+    message = r"row 'base': policy\.revision is '.*expected a commit of 'organisation/model'"
+    with pytest.raises(UserError, match=message):
+        rows(tmp_path, {"model": "organisation/model", "revision": revision})
 
 
 @pytest.mark.parametrize("name", ["models/nowhere/here", "./nowhere", "nowhere"])

@@ -18,7 +18,8 @@ from grpo_ablate.spec.text_tasks import components
 from grpo_ablate.workflow.digest import function_digest, row_digest
 
 Write = Callable[..., Path]
-MODEL = {"policy": {"name": "huggingface", "model": "organisation/model"}, "seeds_per_job": 1}
+HUB = {"name": "huggingface", "model": "organisation/model", "revision": "a" * 40}
+MODEL = {"policy": HUB, "seeds_per_job": 1}
 SAMPLING = {"sampling": {"prompts": 2, "group_size": 4, "max_tokens": 8}, "evaluation": {"samples": 2}}
 
 

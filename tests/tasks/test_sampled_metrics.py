@@ -44,7 +44,9 @@ def test_answers_without_a_verdict_are_counted_and_left_out_of_the_means():
     assert found["eval/component_accuracy"].tolist() == [(0.5 + 1) / 2]
     assert found["eval/component_format"].tolist() == [(0.5 + 0) / 2]
     assert found["eval/reward_missing"].tolist() == [6 / 9]
-    assert found["eval/accuracy"].tolist() == [2 / 9]  # no right answer where there is no verdict
+    assert found["eval/accuracy"].tolist() == [(0.5 + 1) / 2]
+    assert found["eval/pass_at_1"].tolist() == [(0.5 + 1) / 2]
+    assert found["eval/pass_at_2"].tolist() == [1]  # the first prompt alone has two verdicts, one of them right
 
 
 def test_one_component_is_the_reward_and_no_metric_of_its_own():

@@ -17,7 +17,7 @@ from grpo_ablate.tasks.text.supervised import Supervised
 from grpo_ablate.tasks.text.verifiers import Named, Options, Own
 
 MODULE = '''
-import ctypes, math, os, subprocess, sys, threading, time
+import ctypes, math, os, signal, subprocess, sys, threading, time
 
 class Wordless(Exception):
     def __str__(self):
@@ -43,6 +43,10 @@ def judge(response, answer, row):
         os._exit(3)
     if response == "abort":
         os.abort()
+    if response == "stop":  # as a signal to the whole job arrives here, too
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        return 1.0
     if response == "print":
         print("to standard output", flush=True)
         os.write(1, b"and past it")
@@ -187,6 +191,11 @@ def test_a_verifier_that_does_not_import_stops_the_run_with_a_sentence(own: str)
         UserError, match=r"^the verifier cannot be started: 'missing_module:judge': there is no module"
     ):
         judged("missing_module:judge", ["x"])
+
+
+def test_signals_that_stop_the_whole_job_cost_no_verdict(own: str) -> None:
+    found = judged(own, ["stop"])
+    assert found.reward == [1.0] and not found.faults
 
 
 def test_no_process_outlives_its_parent(own: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_ablate.policies.evaluation import sampled_metrics
+from grpo_ablate.policies.evaluation import mean_of_known, rightness, sampled_metrics
 from grpo_ablate.policies.protocol import Draw
 from grpo_ablate.rng import Purpose
 
@@ -30,7 +30,7 @@ def evaluate(policy: HuggingFace, samples: int, round: int) -> dict[str, Tensor]
     greedy = task.score(prompts, tokens[:, :, best], token[:, :, best])
     length = drawn.length[None, :, chance].double()
     found = sampled_metrics(scores, tokens[:, :, chance, 0]) | {
-        "eval/greedy_accuracy": (greedy.components["accuracy"] == 1).double().mean((1, 2)),
+        "eval/greedy_accuracy": mean_of_known(rightness(greedy)),
         "eval/length": length.mean((1, 2)),
         "eval/truncated": (~drawn.ended[None, :, chance]).double().mean((1, 2)),
     }
@@ -41,6 +41,6 @@ def evaluate(policy: HuggingFace, samples: int, round: int) -> dict[str, Tensor]
         says.divergence.double().sum(-1).mean()[None] if policy.reference else torch.full((1,), torch.nan).double()
     )
     for name, members in task.groups.items():
-        found[f"eval/reward_{name}"] = scores.reward[:, members].nanmean((1, 2))
+        found[f"eval/reward_{name}"] = mean_of_known(scores.reward[:, members])
         found[f"eval/length_{name}"] = length[:, members].mean((1, 2))
     return found

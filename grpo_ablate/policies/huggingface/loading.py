@@ -57,23 +57,30 @@ def source(settings: HuggingFacePolicy) -> str:
 
 @cache
 def _from_the_hub(name: str, revision: str) -> str:
-    """Fetch the top folder of a model, its weights in one format; return where it lies."""
-    from huggingface_hub import snapshot_download
+    """Return where the top folder of a model lies, its weights in one format; fetch it where it is not here."""
+    from huggingface_hub import HfApi, snapshot_download
 
-    def fetched(*kinds: str) -> str:
+    def fetched(**options: Any) -> str:
         other = ["*/*", "consolidated*"]  # the same weights for other libraries
-        return snapshot_download(name, revision=revision, allow_patterns=list(kinds), ignore_patterns=other)
+        for weights in ("*.safetensors", "pytorch_model*.bin"):
+            kinds = [*HUB_FILES, weights]
+            found = snapshot_download(
+                name, revision=revision, allow_patterns=kinds, ignore_patterns=other, **options
+            )
+            if any(Path(found).glob(weights)):
+                break
+        return str(found)
 
+    with suppress(Exception):  # a commit does not change: what is here is whole, or fetched
+        return fetched(local_files_only=True)
     try:
-        folder = fetched(*HUB_FILES, "*.safetensors")
-        if not any(Path(folder).glob("*.safetensors")):
-            folder = fetched(*HUB_FILES, "pytorch_model*.bin")
+        HfApi().model_info(name, revision=revision, timeout=10)  # once: what follows tries for a minute
+        return fetched()
     except Exception as error:  # the hub and its transport raise what they please
         raise UserError(
             f"policy.model: there is no folder '{name}', and revision {revision} of the model of that name cannot "
             f"be had from the hub: {_reason(error)}."
         ) from None
-    return folder
 
 
 def load_tokenizer(settings: HuggingFacePolicy) -> Any:

