@@ -15,7 +15,7 @@ grid: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow"
 
-test-all: test .venv/installed-vllm
+test-all: .venv/installed-vllm test
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m slow
 
 lint: .venv/installed-dev
