@@ -152,7 +152,7 @@ def test_weights_that_did_not_arrive_are_caught_in_the_next_round(
     monkeypatch.setattr(found.engine.llm, "collective_rpc", lambda *arguments, **named: None)
     moved(found, 1)
     with pytest.raises(
-        UserError, match=r"on average, where 0\.001 is allowed: it did not take the trainer's new weights over"
+        UserError, match=r"on average, where 0\.0003 is allowed: it did not take the trainer's new weights over"
     ):
         drawn_batch(found, 1, FOUR)
     monkeypatch.setattr(found.engine.llm, "collective_rpc", plain)

@@ -18,7 +18,7 @@ NAMES = {
     "effective": "train/engine_sample_size",
     "kl": "train/engine_kl",
 }
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # mean |d|; measured on CPUs: below 1e-5, and some .01
+TOLERANCE = {"float32": 3e-4, "bfloat16": 0.1}  # mean |d|; measured on CPUs: mostly below 1e-5, and some .01
 
 
 class Agreement:
