@@ -134,7 +134,7 @@ def lock(results: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1])
 def test_a_signal_to_the_launcher_stops_all_processes_at_one_round_and_they_go_on_bit_by_bit(
     model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
