@@ -41,8 +41,16 @@ def moment(project: Project, name: str) -> None:
     time.sleep({"first round": 0.0, "midway": 1.0}[name])
 
 
-@pytest.mark.parametrize("when", ["first round", "midway", "tables"])
-@pytest.mark.parametrize("victim", ["child", "snakemake", "both"])
+@pytest.mark.parametrize(
+    ("victim", "when"),
+    [
+        ("child", "first round"),
+        ("child", "tables"),
+        ("snakemake", "midway"),
+        ("both", "midway"),
+        ("both", "tables"),
+    ],
+)
 def test_a_killed_workflow_is_finished_by_the_same_command(
     uninterrupted: Project, tmp_path: Path, victim: str, when: str
 ) -> None:
