@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -23,29 +23,27 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
-@contextmanager
-def within_memory(budget: int, work: str) -> Iterator[None]:
+def within_memory(budget: int, work: str) -> AbstractContextManager[None]:
     """Turn a failure to get memory into a sentence that names the setting to lower."""
-    try:
-        yield
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        raise UserError(
-            f"out of memory while {work}: lower policy.microbatch_tokens, which is {budget}, or set "
-            "policy.gradient_checkpointing: true; the run continues from its last checkpoint."
-        ) from None
+    return _saying(
+        f"out of memory while {work}: lower policy.microbatch_tokens, which is {budget}, or set "
+        "policy.gradient_checkpointing: true; the run continues from its last checkpoint."
+    )
+
+
+def weights_within_memory(model: str) -> AbstractContextManager[None]:
+    """Turn a failure to get memory for what training keeps beside a model's weights into a sentence."""
+    return _saying(
+        f"policy.model: there is no memory for what training keeps beside the weights of '{model}' (float32 "
+        "copies, the optimiser's state, the reference of kl.beta): use policy.lora, or a smaller model."
+    )
 
 
 @contextmanager
-def weights_within_memory(model: str) -> Iterator[None]:
-    """Turn a failure to get memory for what training keeps beside a model's weights into a sentence."""
+def _saying(sentence: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if not out_of_memory(error):
             raise
-        raise UserError(
-            f"policy.model: there is no memory for what training keeps beside the weights of '{model}' (float32 "
-            "copies, the optimiser's state, the reference of kl.beta): use policy.lora, or a smaller model."
-        ) from None
+        raise UserError(sentence) from None
